@@ -1,0 +1,49 @@
+#pragma once
+// decode(encode(x)) of the page codecs without a page in memory: the number scored is the number stored (KERNELS.md L2).
+
+#include <cstdint>
+#include <functional>
+
+#include "kernels/core/scheme.h"
+#include "kernels/core/status.h"
+
+namespace kvrt {
+
+/// Legend: T tokens, H KV heads, D head_dim. All arrays fp32, row-major.
+struct FakeQuantArgs {
+  Scheme scheme;
+  bool is_key = true;
+  std::int64_t n_tokens = 0;   ///< base-tier tokens only, counted from the first one: channel groups start at token 0 of x.
+                               ///< channel.g<N>: must be a multiple of N (a partial group is never quantised).
+  int n_heads = 0, head_dim = 0;
+  const float* x = nullptr;    ///< [T, H, D] in the scheme's frame (the caller applies and undoes RoPE)
+  float* out = nullptr;        ///< [T, H, D]; may equal x
+  std::int64_t x_token_stride = 0, out_token_stride = 0;  ///< elements between tokens; 0 = H*D. Heads and channels are dense.
+  bool round_input_to_bf16 = false;      ///< the layer has a ring (tiers.h encodes_bf16)
+  const std::int32_t* block_order = nullptr;  ///< [D] llama.cpp blocks on keys: stored position -> channel; null = natural
+
+  // Plan constants; which ones a scheme needs follows from its string. Missing ones: Code::kArgument naming it.
+  const float* mean = nullptr;     ///< center: [H, D]
+  const float* clip_lo = nullptr;  ///< static thresholds: tensor [1], head [H], channel.static [H, D]; fp8: unused
+  const float* clip_hi = nullptr;  ///< the same; fp8 tensor/head: absmax to cover, scale = clip_hi / max of the format
+  const float* smooth = nullptr;   ///< smooth: [H, D]
+
+  /// Optional parallel loop over independent pieces; result does not depend on it. Null = serial.
+  const std::function<void(std::int64_t n, const std::function<void(std::int64_t)>&)>* parallel_for = nullptr;
+};
+
+/// What an encoder meets and survives.
+struct FakeQuantCounters {
+  std::int64_t non_finite = 0;  ///< stored as 0
+  std::int64_t saturated = 0;   ///< values past a static threshold, or parameters past fp16
+  std::int64_t floored = 0;     ///< groups whose range is below qmax * 2^-14
+};
+
+/// Requires: pointers valid for the shapes above. The output is in the model's own coordinates (center, smooth and had undone).
+/// Exact: equals write-page-then-read-page bit for bit.
+Status fake_quant(const FakeQuantArgs& args, FakeQuantCounters* counters = nullptr);
+
+/// The same through the plain scalar page codecs, one value at a time: the oracle of the fast path.
+Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counters = nullptr);
+
+}  // namespace kvrt

@@ -1,0 +1,35 @@
+#pragma once
+// Fake quantisation of one unit's tensor through kvrt, sinks and tail exact, and the constants a scheme needs.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/core/scheme.h"
+#include "kernels/core/tiers.h"
+#include "libcalib/base/model_geometry.h"
+#include "libcalib/base/thread_pool.h"
+
+namespace calib::quant {
+
+/// Constants of one (unit, scheme), fitted from statistics. Empty vectors where the scheme needs none.
+struct SchemeParams {
+  std::vector<float> mean;              ///< [H, D] (center), in the scheme's frame
+  std::vector<float> clip_lo, clip_hi;  ///< tensor [1], head [H], channel.static [H, D]
+  std::vector<float> smooth;            ///< [H, D]
+};
+
+/// Quantises the coded range of one document. x: [T, H, D] dense fp32 in the scheme's frame; out likewise.
+/// Tokens [n_sinks, n_sinks + k*N) with the largest whole number of channel groups (k*1 otherwise) are replaced by decode(encode(x));
+/// all others (sinks, a partial last group) are copied unchanged. `bf16_input` as tiers.h encodes_bf16().
+/// Throws kNumeric, kInternal with kvrt's text.
+void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer, const SchemeParams& params,
+                         std::int64_t n_sinks, bool bf16_input, std::int64_t n_tokens, const float* x, float* out, ThreadPool& pool);
+
+/// Rounds to BF16 and back (nearest even): what exact segments hold.
+void round_bf16(const float* x, float* out, std::int64_t n);
+
+/// llama.cpp's order of a key row: stored position -> channel (adjacent pairs for NORM rope families), empty = natural.
+std::vector<std::int32_t> llamacpp_block_order(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer);
+
+}  // namespace calib::quant

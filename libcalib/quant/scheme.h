@@ -1,0 +1,38 @@
+#pragma once
+// Scheme strings for libcalib: kvrt's grammar with calib errors, the checks against a model, presets and candidate lists.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/core/scheme.h"
+#include "libcalib/base/error.h"
+#include "libcalib/base/model_geometry.h"
+
+namespace calib::quant {
+
+/// Throws kUsage naming the part (`where` = the string).
+kvrt::Scheme parse_scheme(const std::string& text);
+
+/// Throws: kUsage (shape: part, head_dim and sizes that would work), kUnsupported (not offered in this build).
+void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side);
+
+/// A named system of FORMATS.md 2: one (K, V) pair with its own sinks and window.
+struct Preset {
+  std::string name, k, v;
+  std::int64_t n_sinks = 4, window = 128;
+  std::string note;
+};
+const std::vector<Preset>& presets();
+/// "PRESET" or "KSCHEME:VSCHEME" (then default sinks and window). A token group larger than head_dim becomes head_dim, with a note.
+/// Throws kUsage listing the known names.
+Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log = {});
+
+/// `--candidates`: "default", preset names, scheme strings, comma-separated. Returns canonical K and V lists without duplicates.
+struct CandidateList {
+  std::string name;                 ///< "default-1" or "custom"
+  std::vector<std::string> k, v;
+};
+CandidateList resolve_candidates(const std::string& text, const LogSink& log = {});
+
+}  // namespace calib::quant

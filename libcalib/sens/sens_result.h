@@ -1,0 +1,52 @@
+#pragma once
+// What kvsens hands to kvplan: plain structs, no Torch, no HDF5.
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "libcalib/base/model_geometry.h"
+
+namespace calib::sens {
+
+struct UnitId {
+  int layer = 0;  ///< layer number of the model
+  Side side = Side::kK;
+};
+
+/// Scores of one metric. Index: (unit * n_schemes + scheme) * n_windows + window; NaN where the scheme is not valid for the unit.
+struct ScoreTable {
+  std::vector<double> mean, se, p99, max, worst_decile;
+  std::vector<double> by_bucket;  ///< index as above, times n_buckets, plus bucket
+};
+
+/// A fitted array that a scheme of a unit needs (means, clips …); kvplan copies it into plan.safetensors.
+struct FittedArray {
+  std::string what;                  ///< clip_lo clip_hi scale mean smooth codebook …
+  std::vector<std::int64_t> shape;
+  std::vector<float> values;
+};
+
+struct SensResult {
+  ModelIdentity model;
+  DataIdentity data, calibration_data;
+  Provenance provenance;
+  std::int64_t n_sinks = 4, seq_len = 0;
+  std::string candidate_list;             ///< "default-1", a preset's name, or "custom"
+  std::vector<std::string> schemes;       ///< canonical strings
+  std::vector<double> base_bytes_per_token;  ///< [units, schemes] base page bytes per token, NaN where not valid
+  std::vector<std::uint8_t> valid;        ///< [units, schemes]
+  std::vector<std::int64_t> windows;      ///< --window
+  std::vector<UnitId> units;              ///< layer-major, K before V
+  int n_buckets = 0;
+  std::map<std::string, ScoreTable> scores;  ///< by metric name
+  std::map<std::string, std::vector<FittedArray>> params;  ///< key "<ll>/<k|v>/<scheme>"
+
+  std::size_t index(std::size_t unit, std::size_t scheme, std::size_t window) const {
+    return (unit * schemes.size() + scheme) * windows.size() + window;
+  }
+};
+
+}  // namespace calib::sens

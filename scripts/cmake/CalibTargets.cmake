@@ -1,0 +1,27 @@
+# calib_add_module(name SOURCES … PUBLIC … PRIVATE …): static library calib_<name>, alias calib::<name>; include path is the repository root.
+function(calib_add_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(calib_${name} STATIC ${ARG_SOURCES})
+  add_library(calib::${name} ALIAS calib_${name})
+  target_include_directories(calib_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+  target_link_libraries(calib_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE} calib_warnings)
+endfunction()
+
+add_library(calib_warnings INTERFACE)
+target_compile_options(calib_warnings INTERFACE -Wall -Wextra -Wno-unused-parameter)
+if(CALIB_SANITIZE)
+  list(JOIN CALIB_SANITIZE "," calib_sanitize_list)
+  target_compile_options(calib_warnings INTERFACE -fsanitize=${calib_sanitize_list} -fno-omit-frame-pointer)
+  target_link_options(calib_warnings INTERFACE -fsanitize=${calib_sanitize_list})
+endif()
+
+# calib_add_test(name LABELS unit SOURCES … LINK …): one GoogleTest program; every TEST becomes a ctest entry with the labels.
+function(calib_add_test name)
+  cmake_parse_arguments(ARG "" "" "LABELS;SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock GTest::gtest_main calib_warnings)
+  target_compile_definitions(${name} PRIVATE
+    CALIB_SOURCE_DIR="${PROJECT_SOURCE_DIR}" CALIB_BIN_DIR="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
+endfunction()
