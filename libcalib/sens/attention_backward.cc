@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include <c10/core/GradMode.h>
+
 #include "libcalib/base/error.h"
 
 namespace calib::sens {
@@ -100,7 +102,7 @@ at::Tensor token_major(const at::Tensor& x_RHTD) { return x_RHTD.permute({2, 0, 
 AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& d_o,
                                       const AttentionShape& shape, const std::vector<kvrt::Tiers>& k_classes,
                                       const std::vector<kvrt::Tiers>& v_classes) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const std::int64_t n_tokens = q.size(0), n_heads = k.size(1), group = q.size(1) / n_heads, d = q.size(2), draws = d_o.size(1);
   const at::Tensor q_HGTD = head_major(q, n_heads) * shape.softmax_scale;
   const at::Tensor k_HTD = head_major(k, n_heads).squeeze(1), v_HTD = head_major(v, n_heads).squeeze(1);
@@ -154,7 +156,7 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
 }
 
 at::Tensor coded_gradient(const at::Tensor& full, const at::Tensor& exact, const kvrt::Tiers& tiers) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   at::Tensor coded = full - exact;
   const std::int64_t n_tokens = full.size(0), end = std::min(n_tokens, kvrt::coded_end(tiers, n_tokens));
   coded.slice(0, 0, std::min(n_tokens, tiers.n_sinks)).zero_();
@@ -163,7 +165,7 @@ at::Tensor coded_gradient(const at::Tensor& full, const at::Tensor& exact, const
 }
 
 at::Tensor mixed_attention(const at::Tensor& q, const MixedCache& cache, const AttentionShape& shape) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const std::int64_t n_tokens = q.size(0), n_heads = cache.k_coded.size(1), group = q.size(1) / n_heads, d = q.size(2);
   const at::Tensor q_HGTD = head_major(q, n_heads) * shape.softmax_scale;
   const at::Tensor k_HTD = head_major(cache.k_coded, n_heads).squeeze(1), v_HTD = head_major(cache.v_coded, n_heads).squeeze(1);

@@ -8,13 +8,7 @@
 #include "libcalib/base/error.h"
 #include "libcalib/base/model_geometry.h"
 #include "libcalib/base/rng.h"
-
-// The hot loop is built twice on x86 compilers that can choose at load time; elsewhere the baseline is used.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define CALIB_WIDE_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define CALIB_WIDE_CLONES
-#endif
+#include "libcalib/sens/wide_clones.h"
 
 namespace calib::sens {
 namespace {
