@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <thread>
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <filesystem>
+#include <fmt/ranges.h>
 
 #include "libcalib/base/utf8.h"
 #include "libcalib/model/architecture.h"

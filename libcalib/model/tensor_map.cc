@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "libcalib/base/utf8.h"
 
