@@ -51,9 +51,12 @@ struct Request {
   bool window_per_layer = false;
 };
 
+/// Sum over units of the score that was spent. METHODS.md 7: with rho = 1, a metric in nats is the predicted KL.
 struct Prediction {
-  double kl = 0, kl_se = 0, ppl_ratio = 1;
-  bool unfitted = true;  ///< rho = kappa = 1, no joint runs behind it
+  std::string metric;
+  double score = 0, se = 0;  ///< se: sum of the units' standard errors (they share documents, so no quadrature)
+  bool in_nats = false;      ///< logit_kl, fisher_vec, fisher
+  bool unfitted = true;      ///< rho = kappa = 1, no joint runs behind it
 };
 
 struct Summary {
@@ -71,7 +74,7 @@ struct Summary {
 
 struct FrontierPoint {
   std::int64_t bytes = 0;
-  double effective_bits = 0, kl = 0;
+  double effective_bits = 0, score = 0;
 };
 
 /// A simpler way to spend the same bytes.
@@ -79,7 +82,7 @@ struct Baseline {
   std::string name, description;
   bool feasible = false;  ///< fits the byte limit
   std::int64_t bytes = 0;
-  double effective_bits = 0, kl = 0;
+  double effective_bits = 0, score = 0;
 };
 
 struct RungChange {
@@ -92,7 +95,7 @@ struct Rung {
   std::vector<RungChange> changes;
   std::int64_t bytes = 0;
   double effective_bits = 0;
-  std::optional<double> kl;
+  double score = 0;
 };
 
 struct Monitor {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/codec/half.h"
 #include "kernels/write/fake_quant.h"
 #include "libcalib/base/error.h"
 
@@ -74,6 +75,10 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
   if (!status.ok()) fail(kind_of(status.code()), where, "{}", status.text());
   if (counters.non_finite > 0)
     fail(ErrorKind::kNumeric, where, "{} values to be stored are NaN or infinite", counters.non_finite);
+}
+
+void round_bf16(const float* x, float* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = kvrt::bf16_to_f32(kvrt::f32_to_bf16(x[i]));
 }
 
 std::vector<std::int32_t> llamacpp_block_order(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer) {
