@@ -62,13 +62,14 @@ Range coded_range(const ChannelSummary& s, std::size_t begin, std::size_t end, b
 }
 
 double fp8_max(kvrt::Format format) { return format == kvrt::Format::kFp8E4m3 ? 448.0 : 57344.0; }
-bool is_fp8(kvrt::Format format) { return format == kvrt::Format::kFp8E4m3 || format == kvrt::Format::kFp8E5m2; }
 
+/// The smallest float that is not below `value`: a threshold must cover what was seen.
 float next_up_if_below(double value) {
   const float rounded = static_cast<float>(value);
   return static_cast<double>(rounded) < value ? std::nextafter(rounded, INFINITY) : rounded;
 }
 
+/// Float formats: clip_hi is the absmax to cover, per unit or per KV head.
 void fit_static_thresholds(const kvrt::Scheme& scheme, const ChannelSummary& s, const std::string& where, SchemeParams& params,
                            std::vector<std::string>* why) {
   const bool per_head = scheme.granularity == kvrt::Granularity::kHead;
@@ -79,22 +80,12 @@ void fit_static_thresholds(const kvrt::Scheme& scheme, const ChannelSummary& s, 
     const std::string which = per_head ? fmt::format("KV head {}", i) : std::string("the unit");
     if (!std::isfinite(range.lo) || !std::isfinite(range.hi))
       fail(ErrorKind::kNumeric, where, "the range of {} is not finite", which);
-    if (is_fp8(scheme.format)) {
-      double absmax = std::max(std::fabs(range.lo), std::fabs(range.hi));
-      if (absmax == 0) {
-        absmax = fp8_max(scheme.format);  // scale = absmax / max = 1
-        if (why) why->push_back(fmt::format("zero range in {}: scale 1", which));
-      }
-      params.clip_hi.push_back(next_up_if_below(absmax));
-      params.clip_lo.push_back(-params.clip_hi.back());
-    } else {
-      if (range.lo == range.hi) {
-        range.hi = range.lo + ((1 << kvrt::code_bits(scheme.format)) - 1);  // scale 1
-        if (why) why->push_back(fmt::format("zero range in {}: scale 1", which));
-      }
-      params.clip_lo.push_back(-next_up_if_below(-range.lo));
-      params.clip_hi.push_back(next_up_if_below(range.hi));
+    double absmax = std::max(std::fabs(range.lo), std::fabs(range.hi));
+    if (absmax == 0) {
+      absmax = fp8_max(scheme.format);  // scale = absmax / max = 1
+      if (why) why->push_back(fmt::format("zero range in {}: scale 1", which));
     }
+    params.clip_hi.push_back(next_up_if_below(absmax));
   }
 }
 
