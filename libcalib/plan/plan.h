@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/core/layout.h"
 #include "kernels/core/scheme.h"
 #include "libcalib/base/model_geometry.h"
 #include "libcalib/quant/scheme_params.h"
@@ -120,8 +119,5 @@ struct Plan {
 
   std::int64_t window_of(const LayerPlan& layer) const { return layer.window_tokens.value_or(window_tokens); }
 };
-
-/// The byte-count description of one planned layer.
-kvrt::LayerLayout layer_layout(const Plan& plan, const LayerPlan& layer, const LayerGeometry& geometry);
 
 }  // namespace calib::plan
