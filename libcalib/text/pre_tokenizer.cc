@@ -45,7 +45,7 @@ void PreTokenizer::run_from(std::size_t step, std::string_view piece, std::size_
     split(*how, step, piece, offset, at_start, sink);
   } else if (std::holds_alternative<PrefixSpaceStep>(steps_[step])) {
     if (piece.starts_with(' ')) return run_from(step + 1, piece, offset, at_start, sink);
-    run_from(step + 1, " " + std::string(piece), offset, at_start, sink);
+    run_from(step + 1, std::string(1, ' ').append(piece), offset, at_start, sink);
   } else if (std::holds_alternative<ByteAlphabetStep>(steps_[step])) {
     std::string mapped;
     append_byte_chars(piece, mapped);
