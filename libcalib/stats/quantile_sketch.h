@@ -25,8 +25,8 @@ class QuantileSketch {
 
   /// Requires: x is finite.
   void add(float x);
-  /// keys[i] = bits of x_i >> (23 - mantissa_bits). Throws kNumeric past 2^32 - 1 values (counters are 32 bits).
-  void add_keys(const std::uint16_t* keys, std::size_t n);
+  /// Adds x[0], x[stride], … (n values). Requires: finite. Throws kNumeric past 2^32 - 1 values (counters are 32 bits).
+  void add_strided(const float* x, std::size_t n, std::size_t stride);
   /// Exact, commutative, associative. Requires: equal mantissa_bits.
   void merge(const QuantileSketch& other);
 
@@ -50,8 +50,10 @@ class QuantileSketch {
   bool operator==(const QuantileSketch& other) const;
 
  private:
-  std::uint32_t* block(int octave);
+  /// First counter of an octave's block, allocating it if need be.
+  std::size_t block_at(int octave);
   void count_more(std::uint64_t n);
+  double midpoint(int octave, std::uint32_t sub_bucket) const;
 
   int mantissa_bits_;
   std::uint64_t count_ = 0;
