@@ -365,7 +365,8 @@ static void q8_0_blocks(Run* run) {
       using V = decltype(tag);
       const V y = load<V>(x + i) * inverse, a = magnitude(y), whole = truncated(a);
       const V code = a - whole >= 0.5f ? whole + 1.0f : whole;  // halves away from zero
-      store(x + i, bits_as<V>(bits_as<IntOf<V>>(code) | (bits_as<IntOf<V>>(y) & INT32_MIN)) * stored);
+      const V signed_code = bits_as<V>(bits_as<IntOf<V>>(code) | (bits_as<IntOf<V>>(y) & INT32_MIN)) + 0.0f;  // an integer has no -0
+      store(x + i, signed_code * stored);
     });
   }
 }
@@ -377,10 +378,11 @@ static void q4_0_blocks(Run* run) {
     for (int i = kLanes; i < 32; i += kLanes) lo = minimum(load<F>(x + i), lo), hi = maximum(load<F>(x + i), hi);
     const float min = across(lo, MinOp{}), max = across(hi, MaxOp{});
     float extreme = max > -min ? max : min;
-    if (max == -min) {  // both signs reach it: the first one counts
+    if (max == -min) {  // both signs reach it: the first one counts; a block of zeros has +0
       int i = 0;
+      extreme = 0.0f;
       while (magnitude(x[i]) != max) ++i;
-      extreme = x[i];
+      if (max != 0.0f) extreme = x[i];
     }
     const float d = extreme / -8.0f, inverse = block_inverse(d), stored = block_scale(run, d);
     for_lanes(32, [&](auto tag, int i) {
