@@ -87,8 +87,9 @@ endif()
 
 add_library(calib_torch INTERFACE)
 add_library(calib::torch ALIAS calib_torch)
-target_include_directories(calib_torch SYSTEM INTERFACE
-  ${CALIB_TORCH_DIR}/include ${CALIB_TORCH_DIR}/include/torch/csrc/api/include)
+# After the system's folders: the wheel carries headers of its own fmt, whose library it does not export.
+target_compile_options(calib_torch INTERFACE
+  "SHELL:-idirafter ${CALIB_TORCH_DIR}/include" "SHELL:-idirafter ${CALIB_TORCH_DIR}/include/torch/csrc/api/include")
 foreach(name IN LISTS calib_torch_libraries)
   target_link_libraries(calib_torch INTERFACE ${CALIB_TORCH_DIR}/lib/lib${name}.so)
 endforeach()
