@@ -4,11 +4,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define KVRT_HOST_DEVICE __host__ __device__
-#else
-#define KVRT_HOST_DEVICE
-#endif
+#include "kernels/core/host_device.h"
 
 namespace kvrt {
 
