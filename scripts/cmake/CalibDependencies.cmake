@@ -87,7 +87,7 @@ endif()
 
 add_library(calib_torch INTERFACE)
 add_library(calib::torch ALIAS calib_torch)
-# After the system's folders: the wheel carries headers of its own fmt, whose library it does not export.
+# After the system's folders: the wheel brings headers of its own fmt, whose symbols no library here has.
 target_compile_options(calib_torch INTERFACE
   "SHELL:-idirafter ${CALIB_TORCH_DIR}/include" "SHELL:-idirafter ${CALIB_TORCH_DIR}/include/torch/csrc/api/include")
 foreach(name IN LISTS calib_torch_libraries)
