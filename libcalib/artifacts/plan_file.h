@@ -9,8 +9,7 @@
 namespace calib::artifacts {
 
 inline constexpr const char* kPlanSchemaName = "kvcalib.plan";
-inline constexpr int kPlanSchemaMajor = 1;  ///< read: this major, any minor
-inline constexpr int kPlanSchemaMinor = 0;
+inline constexpr int kPlanSchemaVersion = 1;  ///< read: 1 to this
 
 /// Writes `path` and, if any unit has constants, the tensors beside it (plan.json -> plan.safetensors). Both or neither: the
 /// tensors are renamed into place first, and the JSON names them with their sha256. The same plan gives the same bytes.

@@ -111,15 +111,17 @@ class Builder {
   }
 
   void random_plans(std::uint64_t seed) {
+    std::vector<std::vector<std::vector<LayerOption>>> fitting;  // per window within reach of the limit
+    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
+      if (std::vector<std::vector<LayerOption>> options = c_.options({w}); minimum_bytes(knapsack(options)) <= limit_)
+        fitting.push_back(std::move(options));
+    if (fitting.empty()) return;
     double score_sum = 0, bytes_sum = 0;
     for (int i = 0; i < kRandomPlans; ++i) {
       Rng rng = Rng::for_item(seed, static_cast<std::uint64_t>(i));
-      const std::size_t window = rng.below(c_.sens().windows.size());
-      const std::vector<std::vector<LayerOption>> options = c_.options({window});
-      std::optional<std::pair<std::int64_t, double>> plan = random_plan(options, rng);
-      if (!plan) return;
-      bytes_sum += static_cast<double>(plan->first);
-      score_sum += plan->second;
+      const auto [bytes, score] = random_plan(fitting[rng.below(fitting.size())], rng);
+      bytes_sum += static_cast<double>(bytes);
+      score_sum += score;
     }
     out_.push_back(make("random_mean", fmt::format("mean of {} random plans", kRandomPlans), static_cast<std::int64_t>(bytes_sum / kRandomPlans),
                         score_sum / kRandomPlans));
@@ -134,13 +136,13 @@ class Builder {
   }
 
   /// Layers in random order take a random option among those that leave room for the cheapest of the rest.
-  std::optional<std::pair<std::int64_t, double>> random_plan(const std::vector<std::vector<LayerOption>>& options, Rng& rng) const {
+  /// Requires: the cheapest options fit the limit.
+  std::pair<std::int64_t, double> random_plan(const std::vector<std::vector<LayerOption>>& options, Rng& rng) const {
     const auto cheapest = [](const std::vector<LayerOption>& o) {
       return std::min_element(o.begin(), o.end(), [](const LayerOption& a, const LayerOption& b) { return a.bytes < b.bytes; })->bytes;
     };
     std::int64_t rest = 0, bytes = 0;
     for (const auto& o : options) rest += cheapest(o);
-    if (rest > limit_) return std::nullopt;
     std::vector<std::size_t> order = all_;
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rng.below(i)]);
     double score = 0;
@@ -156,7 +158,7 @@ class Builder {
       bytes += pick.bytes;
       score += pick.score;
     }
-    return std::make_pair(bytes, score);
+    return {bytes, score};
   }
 
   const Candidates& c_;

@@ -42,6 +42,7 @@ struct LayerPlan {
 struct Request {
   std::string budget;                ///< as given ("4.5", "12GiB", "300B/token", "max-kl 0.05"), empty for uniform plans
   std::string uniform;               ///< preset or pair of a uniform plan
+  std::string profile;               ///< accuracy, compact or empty
   std::int64_t context_tokens = 8192, batch = 1;
   std::int64_t budget_bytes = 0;     ///< 0 = no byte limit
   double max_kl = 0;                 ///< nats; 0 = none

@@ -87,6 +87,7 @@ Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, 
   plan.page_tokens = request.accounting.page_tokens;
   plan.scale_refresh_tokens = request.accounting.scale_refresh_tokens;
   plan.request.budget = request.limit_text;
+  plan.request.profile = request.limits.profile;
   plan.request.context_tokens = request.accounting.context_tokens;
   plan.request.batch = request.accounting.batch;
   plan.request.budget_bytes = found.limit_bytes;

@@ -106,7 +106,7 @@ std::vector<UnitCandidate> unit_candidates(const SensResult& grid, std::size_t u
   for (std::size_t s = 0; s < n; ++s) {
     if (grid.valid[unit * n + s] == 0) continue;
     UnitCandidate c{s, quant::parse_scheme(grid.schemes[s]), {}};
-    if (kvrt::needs_calibration(c.scheme)) c.params = params(layer, id.side, c.scheme);
+    if (kvrt::needs_calibration(c.scheme)) c.params = params(layer, id.side, c.scheme, grid.n_sinks);
     out.push_back(std::move(c));
   }
   return out;

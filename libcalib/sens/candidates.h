@@ -13,8 +13,9 @@
 
 namespace calib::sens {
 
-/// Constants of a scheme for the unit (position of the layer in ModelIdentity::layers, side). Called only for schemes that need some.
-using ParamsProvider = std::function<quant::SchemeParams(std::size_t layer_idx, Side side, const kvrt::Scheme& scheme)>;
+/// Constants of a scheme for the unit (position of the layer in ModelIdentity::layers, side) when n_sinks tokens stay exact. Called
+/// only for schemes that need some.
+using ParamsProvider = std::function<quant::SchemeParams(std::size_t layer_idx, Side side, const kvrt::Scheme& scheme, std::int64_t n_sinks)>;
 
 /// One scheme of one unit, ready to be applied.
 struct UnitCandidate {
@@ -34,7 +35,7 @@ kvrt::Tiers isolated_tiers(const kvrt::Scheme& scheme, std::int64_t n_sinks, std
 /// units; empty = all. Throws: kUsage if nothing is left, or a layer number is unknown.
 void lay_out_grid(const quant::CandidateList& candidates, const std::vector<int>& layers, SensResult* result, const LogSink& log);
 
-/// Valid candidates of a unit, with constants.
+/// Valid candidates of a unit, with constants for grid.n_sinks.
 std::vector<UnitCandidate> unit_candidates(const SensResult& grid, std::size_t unit, const ParamsProvider& params);
 
 /// Position of a layer number in ModelIdentity::layers. Throws kInternal if absent.

@@ -7,10 +7,11 @@
 namespace calib::sens {
 namespace {
 
-UnitCandidate unit_of(const std::string& scheme_text, std::size_t layer, Side side, const ModelIdentity& model, const ParamsProvider& params) {
+UnitCandidate unit_of(const std::string& scheme_text, std::size_t layer, Side side, std::int64_t n_sinks, const ModelIdentity& model,
+                      const ParamsProvider& params) {
   UnitCandidate unit{0, quant::parse_scheme(scheme_text), {}};
   quant::check_scheme(unit.scheme, model.layers[layer], side);
-  if (kvrt::needs_calibration(unit.scheme)) unit.params = params(layer, side, unit.scheme);
+  if (kvrt::needs_calibration(unit.scheme)) unit.params = params(layer, side, unit.scheme, n_sinks);
   return unit;
 }
 
@@ -51,8 +52,8 @@ Contender uniform_contender(const std::string& text, const ModelIdentity& model,
   out.header.description = fmt::format("K {}, V {}, sinks {}, window {}", preset.k, preset.v, out.header.n_sinks, out.header.window);
   for (std::size_t l = 0; l < model.layers.size(); ++l) {
     LayerChange layer;
-    layer.k = unit_of(preset.k, l, Side::kK, model, params);
-    layer.v = unit_of(preset.v, l, Side::kV, model, params);
+    layer.k = unit_of(preset.k, l, Side::kK, out.header.n_sinks, model, params);
+    layer.v = unit_of(preset.v, l, Side::kV, out.header.n_sinks, model, params);
     layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, out.header.n_sinks, out.header.window, 0.0);
     out.layers.push_back(std::move(layer));
   }

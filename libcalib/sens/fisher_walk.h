@@ -13,7 +13,6 @@ namespace calib::sens {
 
 /// Gradient of the summed next-token NLL of rows [n_sinks, T) with respect to the final hidden states, for each draw: labels are
 /// sampled from the model, seeded by (seed, document, draw). hidden: [T, C] -> R tensors [T, C]. Logits are held in tiles of rows.
-/// With `labels` = true text instead, see label_gradient().
 std::vector<at::Tensor> sampled_label_gradients(const model::Head& head, const at::Tensor& hidden, std::int64_t n_sinks, int n_draws,
                                                 std::uint64_t seed, std::uint64_t document, ThreadPool& pool);
 

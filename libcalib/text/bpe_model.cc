@@ -12,6 +12,14 @@ std::uint64_t pair_key(TokenId left, TokenId right) {
   return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32) | static_cast<std::uint32_t>(right);
 }
 
+std::uint64_t joint_key(char32_t left, char32_t right) { return (static_cast<std::uint64_t>(left) << 32) | right; }
+
+char32_t last_character(std::string_view text) {
+  std::size_t at = text.size() - 1;
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return decode_utf8(text, at).scalar;
+}
+
 // Heap order: the smallest (rank, position) on top.
 bool later(const BpeModel::Scratch::Candidate& a, const BpeModel::Scratch::Candidate& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
@@ -34,13 +42,32 @@ TokenId BpeModel::add_character(const std::string& character) {
   return it->second;
 }
 
-void BpeModel::add_merge(TokenId left, TokenId right, std::int32_t rank, TokenId product) {
+void BpeModel::add_merge(const std::string& left_text, TokenId left, const std::string& right_text, TokenId right, std::int32_t rank, TokenId product) {
   merges_.insert_or_assign(pair_key(left, right), Merge{rank, product});
+  joints_.insert(joint_key(last_character(left_text), decode_utf8(right_text, 0).scalar));
+}
+
+bool BpeModel::can_cut() const noexcept {
+  const bool unknown_can_join = options.fuse_unknown && options.unknown && !(options.byte_fallback && all_bytes_);
+  return !options.ignore_merges && !options.byte_alphabet && !unknown_can_join;
+}
+
+std::size_t BpeModel::first_cut(std::string_view rest) const {
+  Utf8Step step = decode_utf8(rest, 0);
+  std::size_t at = step.size;
+  while (at < rest.size()) {
+    const Utf8Step next = decode_utf8(rest, at);
+    if (!joints_.contains(joint_key(step.scalar, next.scalar))) break;
+    step = next;
+    at += step.size;
+  }
+  return at;
 }
 
 void BpeModel::find_byte_entries() {
   for (int b = 0; b < 256; ++b)
-    if (const auto it = ids_.find(fmt::format("<0x{:02X}>", b)); it != ids_.end()) byte_ids_[b] = it->second;
+    if (const auto it = ids_.find(fmt::format("<0x{:02X}>", b)); it != ids_.end()) byte_ids_[static_cast<std::size_t>(b)] = it->second;
+  all_bytes_ = std::find(byte_ids_.begin(), byte_ids_.end(), kNone) == byte_ids_.end();
 }
 
 std::optional<TokenId> BpeModel::find(const std::string& text) const {

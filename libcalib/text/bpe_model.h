@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "libcalib/text/tokenizer.h"
@@ -35,7 +36,7 @@ class BpeModel {
   /// Id for a character that stands for itself until merges join it: its entry, or a new id >= kMaxVocab.
   TokenId add_character(const std::string& character);
   /// Lower ranks join first; among equal ranks the leftmost pair. A pair given twice keeps the later rank.
-  void add_merge(TokenId left, TokenId right, std::int32_t rank, TokenId product);
+  void add_merge(const std::string& left_text, TokenId left, const std::string& right_text, TokenId right, std::int32_t rank, TokenId product);
   /// Sets the <0xHH> ids of byte_fallback from the vocabulary; those that are absent stay absent.
   void find_byte_entries();
 
@@ -55,6 +56,12 @@ class BpeModel {
   /// Throws: kFormat naming the byte or character that the vocabulary lacks, and its offset.
   void encode(std::string_view piece, std::size_t offset, Scratch& scratch, std::vector<TokenId>& out) const;
 
+  /// End of the shortest head of `rest` that no merge connects with what follows, so that both can be encoded apart with the
+  /// same result: no merge has this character at the end of its left part and the next one at the start of its right part.
+  /// Requires: can_cut().
+  std::size_t first_cut(std::string_view rest) const;
+  bool can_cut() const noexcept;
+
  private:
   static constexpr TokenId kNone = -1;
   struct Merge { std::int32_t rank; TokenId product; };
@@ -67,9 +74,11 @@ class BpeModel {
   std::string where_;
   std::unordered_map<std::string, TokenId> ids_;
   std::unordered_map<std::uint64_t, Merge> merges_;
+  std::unordered_set<std::uint64_t> joints_;  ///< character pairs that some merge joins
   std::array<TokenId, 0x10000> char_ids_;          ///< single characters of the basic plane
   std::unordered_map<std::string, TokenId> characters_;  ///< add_character()
   std::vector<std::string> character_texts_;             ///< of id kMaxVocab + i
+  bool all_bytes_ = false;                               ///< every byte has a <0xHH> entry
   std::vector<TokenId> byte_ids_ = std::vector<TokenId>(256, kNone);
 };
 

@@ -35,7 +35,7 @@ struct WordHash {
 // One call of encode(): its ids and what it has learnt about repeated words.
 class BpeTokenizer::Run {
  public:
-  explicit Run(const TokenizerParts& parts) : parts_(parts) {}
+  explicit Run(const TokenizerParts& parts) : parts_(parts), cuts_(parts.model.can_cut()) {}
 
   void encode(std::string_view text, bool parse_special) {
     for (const Segment& outer : parts_.raw_tokens.split(text, parse_special)) {
@@ -66,6 +66,15 @@ class BpeTokenizer::Run {
   }
 
   void encode_piece(std::string_view piece, std::size_t offset) {
+    if (!cuts_) return encode_word(piece, offset);
+    for (std::size_t at = 0; at < piece.size();) {
+      const std::size_t size = parts_.model.first_cut(piece.substr(at));
+      encode_word(piece.substr(at, size), offset + at);
+      at += size;
+    }
+  }
+
+  void encode_word(std::string_view piece, std::size_t offset) {
     if (piece.size() > kMaxCachedBytes) return parts_.model.encode(piece, offset, scratch_, ids);
     if (const auto it = words_.find(piece); it != words_.end()) {
       ids.insert(ids.end(), it->second.begin(), it->second.end());
@@ -77,6 +86,7 @@ class BpeTokenizer::Run {
   }
 
   const TokenizerParts& parts_;
+  const bool cuts_;  ///< without a pre-tokenizer the piece is the whole text; in parts its words repeat
   BpeModel::Scratch scratch_;
   std::unordered_map<std::string, std::vector<TokenId>, WordHash, std::equal_to<>> words_;
 };

@@ -92,7 +92,7 @@ void read_byte_bpe(const GgufMetadata& m, const LogSink& log, TokenizerParts& pa
     const auto a = parts.model.find(left), b = parts.model.find(right), product = parts.model.find(left + right);
     if (!a || !b || !product)
       fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.merges[{}] = \"{}\": \"{}\" is not in the vocabulary", i, to_valid_utf8(entry), to_valid_utf8(!a ? left : !b ? right : left + right));
-    parts.model.add_merge(*a, *b, static_cast<std::int32_t>(i), *product);
+    parts.model.add_merge(left, *a, right, *b, static_cast<std::int32_t>(i), *product);
   }
 }
 

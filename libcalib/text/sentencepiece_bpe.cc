@@ -37,9 +37,10 @@ void add_scored_merges(const std::vector<std::string>& pieces, const std::vector
     for (std::size_t at = 0; at < piece.size();) {
       at += decode_utf8(piece, at).size;
       if (at >= piece.size()) break;
-      const auto left = symbol(piece.substr(0, at));
+      const std::string left_text = piece.substr(0, at), right_text = piece.substr(at);
+      const auto left = symbol(left_text);
       if (!left) continue;
-      if (const auto right = symbol(piece.substr(at))) model.add_merge(*left, *right, rank, static_cast<TokenId>(id));
+      if (const auto right = symbol(right_text)) model.add_merge(left_text, *left, right_text, *right, rank, static_cast<TokenId>(id));
     }
   }
 }

@@ -63,7 +63,7 @@ void read_merges(const json& model, TokenizerParts& parts) {
     if (!a || !b || !product)
       fail(ErrorKind::kFormat, parts.where, "model.merges[{}] = {}: \"{}\" is not in the vocabulary", i, (*merges)[i].dump(),
            to_valid_utf8(!a ? left : !b ? right : left + right));
-    parts.model.add_merge(*a, *b, static_cast<std::int32_t>(i), *product);
+    parts.model.add_merge(left, *a, right, *b, static_cast<std::int32_t>(i), *product);
   }
 }
 
@@ -92,7 +92,7 @@ void add_token(AddedToken token, TokenizerParts& parts) {
   }
 }
 
-void read_added_tokens(const json& root, TokenizerParts& parts) {
+void read_added_tokens(const json& root, const LogSink& log, TokenizerParts& parts) {
   const auto list = root.find("added_tokens");
   if (list == root.end() || list->is_null()) return;
   if (!list->is_array()) fail(ErrorKind::kFormat, parts.where, "\"added_tokens\" is {}, expected a list", list->type_name());
@@ -104,6 +104,10 @@ void read_added_tokens(const json& root, TokenizerParts& parts) {
     token.content = json_text(entry, "content", "", where);
     if (token.content.empty()) fail(ErrorKind::kFormat, where, "\"content\" is empty");
     token.id = read_id(entry["id"], where, token.content);
+    if (const auto entry_id = parts.model.find(token.content); entry_id && *entry_id != token.id) {
+      log.warning(fmt::format("{} gives \"{}\" the id {}, model.vocab {}; the latter is used", where, to_valid_utf8(token.content), token.id, *entry_id));
+      token.id = *entry_id;
+    }
     token.single_word = json_flag(entry, "single_word", false, where);
     token.lstrip = json_flag(entry, "lstrip", false, where);
     token.rstrip = json_flag(entry, "rstrip", false, where);
@@ -204,7 +208,7 @@ std::unique_ptr<Tokenizer> load_tokenizer_json(const std::string& folder_name, c
   parts.spelling = parts.model.options.byte_alphabet   ? PieceSpelling::kByteAlphabet
                    : parts.model.options.byte_fallback ? PieceSpelling::kSentencePiece
                                                        : PieceSpelling::kText;
-  read_added_tokens(root, parts);
+  read_added_tokens(root, log, parts);
   if (const std::string unknown = json_text(root["model"], "unk_token", "", parts.where); !unknown.empty()) {
     parts.model.options.unknown = id_of(unknown, parts);
     if (!parts.model.options.unknown) fail(ErrorKind::kFormat, parts.where, "model.unk_token \"{}\" is not in the vocabulary", to_valid_utf8(unknown));

@@ -1,9 +1,5 @@
-# Finds every dependency once and gives each one imported target. A missing package is one line that says what to install.
+# Finds every dependency once and gives each one imported target.
 include(FindPkgConfig)
-
-function(calib_missing what package)
-  message(FATAL_ERROR "${what} not found. Install it (Debian/Ubuntu: apt-get install ${package}) or run scripts/setup.")
-endfunction()
 
 find_package(Threads REQUIRED)
 find_package(fmt QUIET)

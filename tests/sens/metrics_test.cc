@@ -120,8 +120,12 @@ TEST(AttentionKl, GoldenG5OutputError) {
       for (int j = 0; j < n_keys; ++j)
         for (int c = 0; c < d; ++c) {
           o[c] += p[j] * v[j * d + c];
-          changed[c] += p_hat[j] * (v[j * d + c] + sv * rng.normal());
+          changed[c] += p_hat[j] * v[j * d + c];
         }
+      // A weighted sum of independent normal value errors is one normal of that variance.
+      double weight2 = 0;
+      for (const double w : p_hat) weight2 += w * w;
+      for (int c = 0; c < d; ++c) changed[c] += sv * std::sqrt(weight2) * rng.normal();
       predicted += first_order_output_error(p, v, o, q2, tau, sk * sk, sv * sv);
       for (int c = 0; c < d; ++c) measured += (changed[c] - o[c]) * (changed[c] - o[c]);
     }
