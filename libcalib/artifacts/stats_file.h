@@ -85,8 +85,5 @@ class StatsReader {
 void write_stats_file(const std::string& path, const StatsFile& file);
 StatsFile read_stats_file(const std::string& path);
 
-/// Adds `other` to `file`. Throws kMismatch naming the difference unless model, tokenizer, dtype, sinks and seq_len agree,
-/// or when both hold the same documents.
-void merge_stats(StatsFile& file, const StatsFile& other);
 
 }  // namespace calib::artifacts

@@ -68,6 +68,9 @@ std::uint64_t stated_size(std::string_view head) {
   return out;
 }
 
+// "kvcalib.stats" -> "stats": what a user calls the file.
+std::string kind_of(const std::string& schema) { return schema.substr(schema.rfind('.') + 1); }
+
 std::string cut_padding(const char* p, std::size_t size, H5T_str_t padding) {
   if (padding == H5T_STR_NULLTERM) size = ::strnlen(p, size);
   const char fill = padding == H5T_STR_SPACEPAD ? ' ' : '\0';
@@ -188,7 +191,7 @@ H5Reader::H5Reader(const std::string& path, const std::string& schema, int newes
     impl_->file_size = map.size();
     if (head.substr(0, kSignature.size()) != kSignature) {
       const std::string foreign = describe_foreign_content(map.bytes().substr(0, 4096));
-      fail(ErrorKind::kFormat, path, "not a {} file: expected HDF5, found {}", schema,
+      fail(ErrorKind::kFormat, path, "not a {} file: expected HDF5, found {}", kind_of(schema),
            !foreign.empty() && foreign != "HDF5" ? foreign : map.size() == 0 ? "an empty file" : "other content");
     }
     const std::uint64_t stated = stated_size(head);
@@ -208,9 +211,9 @@ H5Reader::H5Reader(const std::string& path, const std::string& schema, int newes
   impl_->file = H5Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
   if (!impl_->file.valid()) impl_->damaged("HDF5 header");
 
-  if (!has_attribute("/", "schema")) fail(ErrorKind::kFormat, path, "not a {} file: the attribute `schema` is missing", schema);
+  if (!has_attribute("/", "schema")) fail(ErrorKind::kFormat, path, "not a {} file: the attribute `schema` is missing", kind_of(schema));
   const std::string found = impl_->string("/", "schema");
-  if (found != schema) fail(ErrorKind::kFormat, path, "is a {} file, expected a {} file", found, schema);
+  if (found != schema) fail(ErrorKind::kFormat, path, "is a {} file ({}), expected a {} file ({})", kind_of(found), found, kind_of(schema), schema);
   const auto version = impl_->number<std::int64_t>("/", "schema_version");
   if (version < 1 || version > newest_version)
     fail(ErrorKind::kVersion, path, "{} schema version {}, this program reads 1 to {}", schema, version, newest_version);

@@ -14,11 +14,6 @@ constexpr int kSignOctaves = 256;         // octaves of one sign
 constexpr int kNegative = kSignOctaves;   // octave number of the first negative octave
 constexpr std::uint64_t kMaxCount = 0xFFFFFFFFull;
 
-bool is_counted(int octave) {
-  const int exponent = octave % kSignOctaves;
-  return octave >= 0 && octave < QuantileSketch::kOctaves && exponent >= kMinExponent && exponent < 255;
-}
-
 // Rank of METHODS.md 3, 1-based. The small subtrahend keeps p n = 99.00000000000001 at rank 99.
 std::uint64_t rank_of(double p, std::uint64_t n) {
   const double rank = std::ceil(p * static_cast<double>(n) - 1e-9);
@@ -51,6 +46,11 @@ void QuantileSketch::count_more(std::uint64_t n) {
   if (n > kMaxCount || count_ > kMaxCount - n)
     fail(ErrorKind::kNumeric, "quantile sketch", "more than {} values in one channel; its 32-bit counters would overflow", kMaxCount);
   count_ += n;
+}
+
+bool QuantileSketch::is_octave(int octave) {
+  const int exponent = octave % kSignOctaves;
+  return octave >= 0 && octave < kOctaves && exponent >= kMinExponent && exponent < 255;
 }
 
 std::uint64_t QuantileSketch::zeros() const {
@@ -88,9 +88,7 @@ void QuantileSketch::merge(const QuantileSketch& other) {
 }
 
 void QuantileSketch::add_octave(int octave, std::span<const std::uint32_t> counts) {
-  if (!is_counted(octave) || counts.size() != counters_per_octave())
-    fail(ErrorKind::kFormat, "quantile sketch", "octave {} with {} counters; octaves have exponents {}..254 and {} counters", octave,
-         counts.size(), kMinExponent, counters_per_octave());
+  CALIB_CHECK(is_octave(octave) && counts.size() == counters_per_octave());
   std::uint64_t total = 0;
   for (const std::uint32_t c : counts) total += c;
   if (total == 0) return;

@@ -42,7 +42,9 @@ class QuantileSketch {
     std::span<const std::uint32_t> counts;  ///< [counters_per_octave]
   };
   std::vector<Octave> octaves() const;
-  /// Adds stored counters (for readers of files). Throws kFormat for an octave outside the valid range.
+  /// True for the octaves that have counters of their own: exponents of 2^-24 and up, both signs.
+  static bool is_octave(int octave);
+  /// Adds stored counters (for readers of files). Requires: is_octave(octave), counts.size() == counters_per_octave().
   void add_octave(int octave, std::span<const std::uint32_t> counts);
   void add_zeros(std::uint64_t n);
 
