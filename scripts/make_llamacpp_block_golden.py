@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/llamacpp_blocks.bin: blocks of 32 values with their q8_0 and q4_0 bytes.
+"""Writes tests/golden/llamacpp_blocks.bin: blocks of 32 values with the bytes of llama.cpp's formats.
 
 The bytes come from the quantisers of the `gguf` package, which follow llama.cpp's reference row quantisers bit for bit.
-Layout: records of 32 float32, 34 bytes q8_0, 18 bytes q4_0; little-endian, no header. Seeded: the same file every time.
+Layout: records of 32 float32, 34 bytes q8_0, 18 q4_0, 20 q4_1, 22 q5_0, 24 q5_1; little-endian, no header. Seeded: the same file every time.
 """
 import pathlib
 
@@ -23,8 +23,8 @@ blocks[147, :] = 0
 blocks[147, 17] = -1e-3
 blocks[148:152] *= np.float32(1e-9)  # scale rounds to zero
 
-q8 = quants.quantize(blocks, GGMLQuantizationType.Q8_0)
-q4 = quants.quantize(blocks, GGMLQuantizationType.Q4_0)
+types = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+coded = [quants.quantize(blocks, GGMLQuantizationType[name]) for name in types]
 out = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "llamacpp_blocks.bin"
-out.write_bytes(b"".join(b.astype("<f4").tobytes() + q8[i].tobytes() + q4[i].tobytes() for i, b in enumerate(blocks)))
+out.write_bytes(b"".join(b.astype("<f4").tobytes() + b"".join(c[i].tobytes() for c in coded) for i, b in enumerate(blocks)))
 print(f"{out}: {len(blocks)} blocks, {out.stat().st_size} bytes")

@@ -38,7 +38,10 @@ TEST(FakeQuantQuality, IntegerErrorOfNormalData) {
 TEST(FakeQuantQuality, BlockAndFloatErrorOfNormalData) {
   EXPECT_NEAR(normal_mse("q4_0"), 0.00737, 0.03 * 0.00737);
   EXPECT_NEAR(normal_mse("q8_0"), 2.86e-5, 0.03 * 2.86e-5);
+  EXPECT_NEAR(normal_mse("sint4.token.g32"), 0.00940, 0.03 * 0.00940);
+  EXPECT_NEAR(normal_mse("sint8.token.g32"), 2.86e-5, 0.03 * 2.86e-5);
   for (const float clip : {8.0f, 16.0f, 64.0f}) EXPECT_NEAR(normal_mse("fp8e4m3.tensor", 128, 1, 0, clip), 7.0e-4, 0.02 * 7.0e-4) << clip;
+  for (const float clip : {8.0f, 16.0f, 64.0f}) EXPECT_NEAR(normal_mse("fp8e5m2.tensor", 128, 1, 0, clip), 2.77e-3, 0.02 * 2.77e-3) << clip;
 }
 
 // QZ-03: data away from zero. A lane of padding in the range would stretch the step sixfold.
@@ -121,6 +124,7 @@ TEST(FakeQuantQuality, RotationTamesOutlierChannelsButIsNotFreeBits) {
 
 const char* const kAllForms[] = {"int8.token.g", "int4.token.g32", "int3.token.g32", "int2.token.g32", "int8.channel.g32", "int4.channel.g32",
                                  "int3.channel.g64", "int2.channel.g32", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.token.g", "q8_0", "q4_0",
+                                 "q4_1", "q5_0", "q5_1", "fp8e5m2.token.g", "sint8.token.g", "sint4.token.g32",
                                  "bf16", "fp16", "int4.token.g.had", "fp8e4m3.token.g.had", "q4_0.had", "q8_0.had"};
 
 // QZ-06

@@ -44,7 +44,8 @@ std::vector<float> read_page(const Page& p) {
 
 const char* const kSchemes[] = {"bf16", "fp16", "int8.token.g", "int4.token.g", "int4.token.g32", "int3.token.g", "int3.token.g32", "int2.token.g32",
                                 "int8.channel.g64", "int4.channel.g32", "int3.channel.g32", "int3.channel.g128", "int2.channel.g64",
-                                "fp8e4m3.tensor", "fp8e4m3.token.g", "fp8e4m3.token.g32", "q8_0", "q4_0"};
+                                "fp8e4m3.tensor", "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e5m2.token.g", "sint8.token.g32",
+                                "sint4.token.g", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"};
 
 // PL-03: the byte formula against really packed buffers, for even and padded widths: parts start where the formula says, every byte of
 // them is written, and nothing behind.
