@@ -30,7 +30,8 @@ int exit_code(ErrorKind kind) noexcept;
 
 /// Thrown by every libcalib function that fails. `message` is one line that says what, got, expected and what to do;
 /// `where` names the file (as the user gave it), tensor, layer, key or line; `details` is an optional list of further
-/// items of the same class (print at most 10, then a count).
+/// items of the same class (print at most 10, then a count). All of them are kept as printable single lines: control
+/// characters escaped, damaged UTF-8 replaced, more than 4096 bytes cut.
 class Error : public std::exception {
  public:
   Error(ErrorKind kind, std::string where, std::string message, std::vector<std::string> details = {});

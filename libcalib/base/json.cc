@@ -104,6 +104,12 @@ nlohmann::json parse_json_strict(std::string_view text, const std::string& where
 }
 
 std::string describe_foreign_content(std::string_view b) {
+  // First, because the length field may look like the short magic of another format.
+  if (b.size() >= 10 && b[8] == '{' && (b[9] == '"' || b[9] == ' ' || b[9] == '}')) {
+    std::uint64_t n = 0;
+    std::memcpy(&n, b.data(), 8);
+    if (n < 100'000'001) return "safetensors file";
+  }
   if (starts_with(b, "version https://git-lfs")) {
     const auto at = b.find("\nsize ");
     std::string size;
@@ -122,11 +128,6 @@ std::string describe_foreign_content(std::string_view b) {
   if (starts_with(b, "\x1f\x8b")) return "gzip archive";
   if (starts_with(b, "\x7f""ELF")) return "ELF program";
   if (starts_with(b, "\x89HDF\r\n\x1a\n")) return "HDF5 file";
-  if (b.size() >= 10 && b[8] == '{' && (b[9] == '"' || b[9] == ' ' || b[9] == '}')) {
-    std::uint64_t n = 0;
-    std::memcpy(&n, b.data(), 8);
-    if (n < 100'000'001) return "safetensors file";
-  }
   return "";
 }
 

@@ -28,7 +28,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   struct stat info {};
   if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd_);
-    fail(ErrorKind::kIo, path, S_ISDIR(info.st_mode) ? "is a folder, expected a file" : "is not a regular file");
+    fail(ErrorKind::kIo, path, "is {}, expected a regular file", S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
   }
   size_ = static_cast<std::size_t>(info.st_size);
   if (size_ == 0) return;

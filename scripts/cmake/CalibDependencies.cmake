@@ -1,9 +1,5 @@
-# Finds every dependency once and gives each one imported target. A missing package is one line that says what to install.
+# Finds every dependency once and gives each one imported target.
 include(FindPkgConfig)
-
-function(calib_missing what package)
-  message(FATAL_ERROR "${what} not found. Install it (Debian/Ubuntu: apt-get install ${package}) or run scripts/setup.")
-endfunction()
 
 find_package(Threads REQUIRED)
 find_package(fmt QUIET)
@@ -37,6 +33,11 @@ endif()
 pkg_check_modules(PCRE2 QUIET IMPORTED_TARGET libpcre2-8)
 if(NOT PCRE2_FOUND)
   calib_missing(PCRE2 libpcre2-dev)
+endif()
+# Unicode normalisation (NFC), which the tokenizers of the Qwen family ask for.
+pkg_check_modules(UTF8PROC QUIET IMPORTED_TARGET libutf8proc)
+if(NOT UTF8PROC_FOUND)
+  calib_missing(utf8proc libutf8proc-dev)
 endif()
 find_path(CALIB_VALIJSON_INCLUDE_DIR valijson/validator.hpp)
 if(NOT CALIB_VALIJSON_INCLUDE_DIR)
@@ -82,8 +83,9 @@ endif()
 
 add_library(calib_torch INTERFACE)
 add_library(calib::torch ALIAS calib_torch)
-target_include_directories(calib_torch SYSTEM INTERFACE
-  ${CALIB_TORCH_DIR}/include ${CALIB_TORCH_DIR}/include/torch/csrc/api/include)
+# After the system's folders: the wheel brings headers of its own fmt, whose symbols no library here has.
+target_compile_options(calib_torch INTERFACE
+  "SHELL:-idirafter ${CALIB_TORCH_DIR}/include" "SHELL:-idirafter ${CALIB_TORCH_DIR}/include/torch/csrc/api/include")
 foreach(name IN LISTS calib_torch_libraries)
   target_link_libraries(calib_torch INTERFACE ${CALIB_TORCH_DIR}/lib/lib${name}.so)
 endforeach()
