@@ -63,9 +63,7 @@ static void from_frame(Run* run, int head, float* row, float* out) {
 
 struct MinOp {
   template <class V>
-  KVRT_INLINE V call(V a, V b) { return minimum(a, b); }
-  template <class V>
-  V operator()(V a, V b) const { return call(a, b); }
+  V operator()(V a, V b) const { return minimum(a, b); }
 };
 struct MaxOp {
   template <class V>
