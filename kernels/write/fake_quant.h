@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "kernels/codec/range.h"
 #include "kernels/core/scheme.h"
 #include "kernels/core/status.h"
 
@@ -32,12 +33,8 @@ struct FakeQuantArgs {
   const std::function<void(std::int64_t n, const std::function<void(std::int64_t)>&)>* parallel_for = nullptr;
 };
 
-/// What an encoder meets and survives.
-struct FakeQuantCounters {
-  std::int64_t non_finite = 0;  ///< stored as 0
-  std::int64_t saturated = 0;   ///< values past a static threshold, or parameters past fp16
-  std::int64_t floored = 0;     ///< groups whose range is below qmax * 2^-14
-};
+/// What an encoder meets and survives: non_finite, saturated, floored.
+using FakeQuantCounters = EncodeCounters;
 
 /// Requires: pointers valid for the shapes above. The output is in the model's own coordinates (center, smooth and had undone).
 /// Exact: equals write-page-then-read-page bit for bit.

@@ -16,7 +16,7 @@
 namespace calib {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a named pipe is refused below instead of waited for
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd_ < 0) {
     const int why = errno;
     std::error_code ignored;
@@ -28,7 +28,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   struct stat info {};
   if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd_);
-    fail(ErrorKind::kIo, path, "{}", S_ISDIR(info.st_mode) ? "is a folder, expected a file" : "is not a regular file");
+    fail(ErrorKind::kIo, path, "is {}, expected a regular file", S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
   }
   size_ = static_cast<std::size_t>(info.st_size);
   if (size_ == 0) return;

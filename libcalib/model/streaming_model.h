@@ -45,7 +45,12 @@ class StreamingModel {
   const std::string& dtype() const;            ///< resolved
   /// Bytes: largest block, embedding, head; for --dry-run.
   std::int64_t block_bytes() const;
-  std::int64_t embedding_bytes() const;
+  std::int64_t embedding_bytes() const;        ///< of the table; load_embedding() reads rows on demand and holds none of it
+  std::int64_t head_bytes() const;             ///< 0 without a head
+  std::int64_t hidden_bytes_per_token() const; ///< one row of hidden state in the compute dtype
+  std::int64_t intermediate_size() const;
+  /// "rope_theta=10000" for every key that was absent and got its family's default.
+  const std::vector<std::string>& defaults_used() const;
 
  private:
   struct Impl;

@@ -3,13 +3,16 @@
 // Legend: T tokens, C hidden size, Q query heads, H KV heads, D head_dim. Tensors are in the compute dtype on the compute
 // device; captured q, k, v are fp32.
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
 
 #include "libcalib/base/model_geometry.h"
+#include "libcalib/model/rope.h"
 
 namespace calib::model {
 
@@ -44,5 +47,33 @@ class Head {
   virtual at::Tensor logits(const at::Tensor& h) const = 0;
   virtual std::int64_t vocab_size() const = 0;
 };
+
+/// Token embedding: rows are read from the checkpoint on demand, the table is never held.
+class Embedding {
+ public:
+  virtual ~Embedding() = default;
+  /// [n] ids -> [n, C] in the compute dtype on the device. Throws: kMismatch naming an id outside the vocabulary.
+  virtual at::Tensor lookup(std::span<const std::int32_t> ids) const = 0;
+};
+
+/// Weights of one block in the compute dtype on the device, rows in Hugging Face channel order; undefined where absent.
+struct BlockWeights {
+  at::Tensor attention_norm;          ///< [C]
+  at::Tensor q, k, v, o;              ///< [Q*D, C], [H*D, C], [H*D, C], [C, Q*D]
+  at::Tensor q_bias, k_bias, v_bias, o_bias;
+  at::Tensor q_norm, k_norm;          ///< [D]
+  at::Tensor mlp_norm;                ///< [C]
+  at::Tensor gate, up, down;          ///< [F, C], [F, C], [C, F]
+  at::Tensor gate_bias, up_bias, down_bias;
+};
+/// `rope` may be shared by blocks with equal frequencies.
+std::unique_ptr<Block> make_block(const LayerGeometry& geometry, BlockWeights weights, std::shared_ptr<const RopeCache> rope,
+                                  double rms_epsilon);
+
+/// weight: [V, C]; norm: [C].
+std::unique_ptr<Head> make_head(at::Tensor norm, at::Tensor weight, double rms_epsilon);
+
+/// Compute device and dtype of resolved names ("cpu", "cuda:0"; "fp32", "bf16").
+at::TensorOptions tensor_options(const std::string& device, const std::string& dtype);
 
 }  // namespace calib::model

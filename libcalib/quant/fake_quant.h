@@ -9,15 +9,9 @@
 #include "kernels/core/tiers.h"
 #include "libcalib/base/model_geometry.h"
 #include "libcalib/base/thread_pool.h"
+#include "libcalib/quant/scheme_params.h"
 
 namespace calib::quant {
-
-/// Constants of one (unit, scheme), fitted from statistics. Empty vectors where the scheme needs none.
-struct SchemeParams {
-  std::vector<float> mean;              ///< [H, D] (center), in the scheme's frame
-  std::vector<float> clip_lo, clip_hi;  ///< tensor [1], head [H], channel.static [H, D]
-  std::vector<float> smooth;            ///< [H, D]
-};
 
 /// Quantises the coded range of one document. x: [T, H, D] dense fp32 in the scheme's frame; out likewise.
 /// Tokens [n_sinks, n_sinks + k*N) with the largest whole number of channel groups (k*1 otherwise) are replaced by decode(encode(x));

@@ -50,6 +50,12 @@ class LayerStats {
   // Public parts: the file format mirrors them.
   struct Split {
     TensorStats body, sink;
+    /// Statistics over all tokens: what a plan without sinks fits its scales on.
+    TensorStats all() const {
+      TensorStats both = body;
+      both.merge(sink);
+      return both;
+    }
   };
   Split k_pre, k_post, v, q_pre, q_post;
   GramAccumulator query_moment;   ///< sum over the GQA group of q q^T, post, [H, D, D]; divided by the number of tokens

@@ -243,7 +243,7 @@ void check_layout(const Cursor& in, GgufFile& out) {
   const std::size_t needed = previous ? out.data_offset + end : in.at();
   if (in.file_size() < needed)
     fail(ErrorKind::kFormat, in.path(), "cut off: tensor {} ends at byte {}, but the file has {} bytes (expected at least {})", previous->name, needed, in.file_size(), needed);
-  if (in.file_size() - needed > 2 * out.alignment)
+  if (in.file_size() > round_up(needed, out.alignment))
     fail(ErrorKind::kFormat, in.path(), "{} bytes follow the last of {} tensors: expected {} bytes, file has {}", in.file_size() - needed, out.tensors.size(),
          needed, in.file_size());
 }

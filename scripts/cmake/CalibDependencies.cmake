@@ -1,9 +1,5 @@
-# Finds every dependency once and gives each one imported target. A missing package is one line that says what to install.
+# Finds every dependency once and gives each one imported target.
 include(FindPkgConfig)
-
-function(calib_missing what package)
-  message(FATAL_ERROR "${what} not found. Install it (Debian/Ubuntu: apt-get install ${package}) or run scripts/setup.")
-endfunction()
 
 find_package(Threads REQUIRED)
 find_package(fmt QUIET)
@@ -87,8 +83,9 @@ endif()
 
 add_library(calib_torch INTERFACE)
 add_library(calib::torch ALIAS calib_torch)
-target_include_directories(calib_torch SYSTEM INTERFACE
-  ${CALIB_TORCH_DIR}/include ${CALIB_TORCH_DIR}/include/torch/csrc/api/include)
+# After the system's folders: the wheel brings headers of its own fmt, whose symbols no library here has.
+target_compile_options(calib_torch INTERFACE
+  "SHELL:-idirafter ${CALIB_TORCH_DIR}/include" "SHELL:-idirafter ${CALIB_TORCH_DIR}/include/torch/csrc/api/include")
 foreach(name IN LISTS calib_torch_libraries)
   target_link_libraries(calib_torch INTERFACE ${CALIB_TORCH_DIR}/lib/lib${name}.so)
 endforeach()

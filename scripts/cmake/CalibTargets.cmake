@@ -1,3 +1,8 @@
+# A missing package is one line that says what to install.
+function(calib_missing what package)
+  message(FATAL_ERROR "${what} not found. Install it (Debian/Ubuntu: apt-get install ${package}) or run scripts/setup.")
+endfunction()
+
 # calib_add_module(name SOURCES … PUBLIC … PRIVATE …): static library calib_<name>, alias calib::<name>; include path is the repository root.
 function(calib_add_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})

@@ -82,4 +82,33 @@ std::string safetensors_raw(std::uint64_t length_field, std::string_view header,
   return out;
 }
 
+namespace {
+
+std::pair<nlohmann::ordered_json, std::string_view> take_apart(std::string_view file) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  const auto n = static_cast<std::size_t>(length);
+  return {nlohmann::ordered_json::parse(file.substr(8, n)), file.substr(8 + n)};
+}
+
+}  // namespace
+
+std::vector<SafetensorsTensor> split_safetensors(std::string_view file) {
+  const auto [header, data] = take_apart(file);
+  std::vector<SafetensorsTensor> out;
+  for (const auto& item : header.items()) {
+    if (item.key() == "__metadata__") continue;
+    const auto offsets = item.value()["data_offsets"].get<std::vector<std::size_t>>();
+    out.push_back({item.key(), item.value()["dtype"].get<std::string>(), item.value()["shape"].get<std::vector<std::int64_t>>(),
+                   std::string(data.substr(offsets[0], offsets[1] - offsets[0]))});
+  }
+  return out;
+}
+
+std::string edit_safetensors_header(std::string_view file, const std::function<void(nlohmann::ordered_json&)>& edit) {
+  auto [header, data] = take_apart(file);
+  edit(header);
+  return safetensors_raw(header.dump(), data);
+}
+
 }  // namespace calib::test

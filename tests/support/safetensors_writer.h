@@ -2,11 +2,14 @@
 // Writes safetensors files for tests, also broken ones.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 namespace calib::test {
 
@@ -33,5 +36,10 @@ std::string safetensors_bytes(const std::vector<SafetensorsTensor>& tensors,
 /// Length field + header + data as they are given, whether or not they agree.
 std::string safetensors_raw(std::string_view header, std::string_view data);
 std::string safetensors_raw(std::uint64_t length_field, std::string_view header, std::string_view data);
+
+/// Takes a well-formed file apart, in the order of the data.
+std::vector<SafetensorsTensor> split_safetensors(std::string_view file);
+/// Applies `edit` to the JSON header of a well-formed file; the data stay as they are.
+std::string edit_safetensors_header(std::string_view file, const std::function<void(nlohmann::ordered_json&)>& edit);
 
 }  // namespace calib::test

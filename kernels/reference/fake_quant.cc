@@ -1,0 +1,66 @@
+// The oracle of the vector paths: write real pages with the scalar page codecs, read them back.
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/codec/page_codec.h"
+#include "kernels/write/fake_quant_job.h"
+
+namespace kvrt {
+namespace {
+
+/// x of one token and head -> the encoder's input.
+void to_frame(const FakeQuantJob& job, int head, const float* x, float* y, FakeQuantCounters* counters) {
+  const int n = job.head_dim;
+  for (int p = 0; p < n; ++p) {
+    const int d = job.block_order ? job.block_order[p] : p;
+    float v = finite_or_zero(x[d], counters);  // before any sum, so that one NaN stays one value
+    if (job.round_input_to_bf16) v = bf16_to_f32(f32_to_bf16_finite(v));
+    y[p] = job.mean ? v - job.mean[head * n + d] : v;
+  }
+  if (job.had.size) hadamard_rotate(job.had, y, n, false);
+}
+
+/// Decoded values -> the model's own coordinates.
+void from_frame(const FakeQuantJob& job, int head, float* y, float* out) {
+  const int n = job.head_dim;
+  if (job.had.size) hadamard_rotate(job.had, y, n, true);
+  for (int p = 0; p < n; ++p) {
+    const int d = job.block_order ? job.block_order[p] : p;
+    out[d] = job.mean ? y[p] + job.mean[head * n + d] : y[p];
+  }
+}
+
+}  // namespace
+
+Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counters) {
+  FakeQuantJob job;
+  if (Status status = make_fake_quant_job(args, &job); !status.ok()) return status;
+  FakeQuantCounters ignored;
+  FakeQuantCounters* const count = counters ? counters : &ignored;
+  const bool by_channel = job.scheme.granularity == Granularity::kChannel;
+  const int page_tokens = std::max(64, by_channel ? job.group : 0), d = job.head_dim;
+  PageCodec codec = make_page_codec(job.scheme, job.bits, d, page_tokens);
+  // 4 bytes a code and 4 a parameter bound every format; slots nobody writes keep 0xFF.
+  std::vector<std::uint8_t> block(static_cast<std::size_t>(page_tokens) * static_cast<std::size_t>(d + 32) * 8, 0xFF);
+  std::vector<float> rows(static_cast<std::size_t>(page_tokens) * static_cast<std::size_t>(d));
+  for (int head = 0; head < job.n_heads; ++head) {
+    const StaticScale scale = static_scale(job, head);
+    codec.static_scale = scale.scale, codec.static_limit = scale.limit;
+    for (std::int64_t first = 0; first < job.n_tokens; first += page_tokens) {
+      const int n = static_cast<int>(std::min<std::int64_t>(page_tokens, job.n_tokens - first));
+      for (int t = 0; t < n; ++t) to_frame(job, head, job.x + (first + t) * job.x_stride + head * d, &rows[static_cast<std::size_t>(t) * d], count);
+      for (int t = 0; t < n && !by_channel; ++t) encode_row(codec, &rows[static_cast<std::size_t>(t) * d], t, block.data(), count);
+      for (int t = 0; t < n && by_channel; t += job.group) {
+        encode_channel_group(codec, &rows[static_cast<std::size_t>(t) * d], d, t / job.group, block.data(), count);
+      }
+      for (int t = 0; t < n; ++t) {
+        decode_row(codec, block.data(), t, &rows[static_cast<std::size_t>(t) * d]);
+        from_frame(job, head, &rows[static_cast<std::size_t>(t) * d], job.out + (first + t) * job.out_stride + head * d);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace kvrt

@@ -1,0 +1,162 @@
+#include "kernels/write/fake_quant.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/codec/page_codec.h"
+#include "kernels/write/fake_quant_job.h"
+
+namespace kvrt {
+namespace {
+
+/// Tokens that one piece of parallel work handles, in whole runs.
+constexpr std::int64_t kPieceTokens = 256;
+
+bool all_finite(const float* x, std::int64_t n) {
+  return std::all_of(x, x + n, [](float v) { return f32_is_finite(v); });
+}
+
+bool is_permutation(const std::int32_t* order, int n) {
+  std::vector<bool> seen(static_cast<std::size_t>(n), false);
+  for (int i = 0; i < n; ++i) {
+    if (order[i] < 0 || order[i] >= n || seen[static_cast<std::size_t>(order[i])]) return false;
+    seen[static_cast<std::size_t>(order[i])] = true;
+  }
+  return true;
+}
+
+Status bad_argument(const Scheme& scheme, const std::string& text) {
+  return Status(Code::kArgument, "fake_quant " + to_string(scheme) + ": " + text);
+}
+
+Status check_constants(const FakeQuantArgs& a) {
+  const Scheme& s = a.scheme;
+  const std::int64_t values = static_cast<std::int64_t>(a.n_heads) * a.head_dim;
+  if (s.center) {
+    if (!a.mean) return bad_argument(s, "mean is missing; expected [n_heads, head_dim] floats");
+    if (!all_finite(a.mean, values)) return bad_argument(s, "mean holds a value that is not finite");
+  }
+  if (s.granularity == Granularity::kTensor || s.granularity == Granularity::kHead) {
+    const std::int64_t n = s.granularity == Granularity::kHead ? a.n_heads : 1;
+    if (!a.clip_hi) return bad_argument(s, "clip_hi is missing; expected " + std::to_string(n) + " absolute maxima");
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (!f32_is_finite(a.clip_hi[i]) || a.clip_hi[i] < 0) {
+        return bad_argument(s, "clip_hi[" + std::to_string(i) + "] must be finite and not negative");
+      }
+    }
+  }
+  if (a.block_order) {
+    if (!is_llamacpp_block(s.format)) return bad_argument(s, "block_order is for the blocks of llama.cpp only");
+    if (!is_permutation(a.block_order, a.head_dim)) {
+      return bad_argument(s, "block_order is not a permutation of 0.." + std::to_string(a.head_dim - 1));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+StaticScale static_scale(const FakeQuantJob& job, int head) {
+  if (!job.clip_hi) return {};
+  const float limit = job.clip_hi[job.scheme.granularity == Granularity::kHead ? head : 0];
+  return {fp8_static_scale(limit, detail::fp8_max(job.scheme.format)), limit};
+}
+
+Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
+  const Scheme& s = a.scheme;
+  if (a.n_tokens < 0 || a.n_heads < 1) return bad_argument(s, "n_tokens must be >= 0 and n_heads >= 1");
+  if (const std::string text = check_shape(s, a.head_dim, a.is_key); !text.empty()) return bad_argument(s, text);
+  if (const std::string text = check_implemented(s); !text.empty()) return Status(Code::kUnsupported, "fake_quant " + to_string(s) + ": " + text);
+  if (a.n_tokens > 0 && (!a.x || !a.out)) return bad_argument(s, "x or out is null");
+  const std::int64_t dense = static_cast<std::int64_t>(a.n_heads) * a.head_dim;
+  job->x_stride = a.x_token_stride ? a.x_token_stride : dense;
+  job->out_stride = a.out_token_stride ? a.out_token_stride : dense;
+  if (job->x_stride < dense || job->out_stride < dense) {
+    return bad_argument(s, "a token stride is below n_heads * head_dim = " + std::to_string(dense));
+  }
+  if (a.x == a.out && job->x_stride != job->out_stride) return bad_argument(s, "in place, both strides must be equal");
+  if (s.granularity == Granularity::kChannel && a.n_tokens % s.group != 0) {
+    return bad_argument(s, "n_tokens " + std::to_string(a.n_tokens) + " is not a multiple of the channel group " + std::to_string(s.group) +
+                               "; a partial group is never quantised");
+  }
+  if (Status status = check_constants(a); !status.ok()) return status;
+
+  job->scheme = s;
+  job->bits = code_bits(s.format);
+  job->group = s.granularity == Granularity::kToken && s.group == 0 ? a.head_dim : s.group;
+  job->n_heads = a.n_heads, job->head_dim = a.head_dim, job->n_tokens = a.n_tokens;
+  job->x = a.x, job->out = a.out;
+  job->round_input_to_bf16 = a.round_input_to_bf16;
+  job->block_order = a.block_order;
+  job->mean = s.center ? a.mean : nullptr;
+  const bool is_static = s.granularity == Granularity::kTensor || s.granularity == Granularity::kHead;
+  job->clip_hi = is_static ? a.clip_hi : nullptr;
+  if (s.had) {
+    job->had = is_llamacpp_block(s.format) ? llamacpp_hadamard_order(a.head_dim, a.is_key) : hadamard_order(a.head_dim);
+    job->had_scale = hadamard_scale(job->had);
+    for (int i = 0; job->had.base > 1 && i < job->had.base; ++i) {
+      job->paley[i] = paley_row(job->had.base, i, false);
+      job->paley_transposed[i] = paley_row(job->had.base, i, true);
+    }
+  }
+  return {};
+}
+
+std::vector<FakeQuantBackend> fake_quant_backends() {
+  std::vector<FakeQuantBackend> backends = {{"baseline", fake_quant_run_baseline}};
+#if defined(KVRT_X86_PATHS)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) backends.push_back({"avx2", fake_quant_run_avx2});
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    backends.push_back({"avx512", fake_quant_run_avx512});
+  }
+#endif
+  return backends;
+}
+
+Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend, FakeQuantCounters* counters) {
+  FakeQuantJob job;
+  if (Status status = make_fake_quant_job(args, &job); !status.ok()) return status;
+  if (job.n_tokens == 0) return {};
+  const std::int64_t run = rows_per_run(job), piece = std::max<std::int64_t>(run, kPieceTokens / run * run);
+  const std::int64_t pieces_per_head = (job.n_tokens + piece - 1) / piece, n_pieces = pieces_per_head * job.n_heads;
+  std::vector<FakeQuantCounters> counts(static_cast<std::size_t>(n_pieces));
+  const auto body = [&](std::int64_t i) {
+    const int head = static_cast<int>(i % job.n_heads);
+    const std::int64_t begin = i / job.n_heads * piece, end = std::min(job.n_tokens, begin + piece);
+    const StaticScale scale = static_scale(job, head);
+    std::vector<float> scratch(static_cast<std::size_t>(scratch_floats(job)));
+    for (std::int64_t t = begin; t < end; t += run) {
+      backend.run(job, scale, head, t, static_cast<int>(std::min(run, end - t)), scratch.data(), &counts[static_cast<std::size_t>(i)]);
+    }
+  };
+  if (args.parallel_for && *args.parallel_for) {
+    (*args.parallel_for)(n_pieces, body);
+  } else {
+    for (std::int64_t i = 0; i < n_pieces; ++i) body(i);
+  }
+  if (counters) {
+    for (const FakeQuantCounters& c : counts) {
+      counters->non_finite += c.non_finite, counters->saturated += c.saturated, counters->floored += c.floored;
+    }
+  }
+  return {};
+}
+
+Status fake_quant(const FakeQuantArgs& args, FakeQuantCounters* counters) {
+  const std::vector<FakeQuantBackend> backends = fake_quant_backends();
+  const char* forced = std::getenv("KVRT_FORCE_BACKEND");
+  if (!forced || !*forced) return fake_quant_on(args, backends.back(), counters);
+  if (std::string_view(forced) == "ref") return fake_quant_reference(args, counters);
+  std::string names = "ref";
+  for (const FakeQuantBackend& b : backends) {
+    if (std::string_view(forced) == b.name) return fake_quant_on(args, b, counters);
+    names += std::string(" ") + b.name;
+  }
+  return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(forced) + "'; this CPU and build offer " + names);
+}
+
+}  // namespace kvrt

@@ -1,0 +1,66 @@
+#pragma once
+// A checked fake_quant call: everything resolved to plain numbers, shared by the scalar path and the vector paths.
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/codec/hadamard.h"
+#include "kernels/write/fake_quant.h"
+
+namespace kvrt {
+
+/// Legend as in fake_quant.h. Independent pieces are (head, run of piece_tokens tokens).
+struct FakeQuantJob {
+  Scheme scheme;
+  int bits = 16, group = 0, n_heads = 0, head_dim = 0;  ///< group: N, resolved
+  std::int64_t n_tokens = 0, x_stride = 0, out_stride = 0;
+  const float* x = nullptr;
+  float* out = nullptr;
+  bool round_input_to_bf16 = false;
+  const std::int32_t* block_order = nullptr;
+  const float* mean = nullptr;
+  const float* clip_hi = nullptr;
+  HadamardOrder had;                     ///< size 0 without had
+  float had_scale = 1.0f;
+  std::uint64_t paley[kMaxPaley] = {};   ///< rows of the Paley factor, bit set = -1
+  std::uint64_t paley_transposed[kMaxPaley] = {};
+};
+
+/// fp32 scale of a static unit's head, and the magnitude beyond which values are counted as saturated.
+struct StaticScale {
+  float scale = 1.0f, limit = 0.0f;
+};
+StaticScale static_scale(const FakeQuantJob& job, int head);
+
+/// Rows that one piece of work holds in scratch: N for channel groups, else a fixed number.
+constexpr int kTokenRows = 32;
+inline int rows_per_run(const FakeQuantJob& job) { return job.scheme.granularity == Granularity::kChannel ? job.group : kTokenRows; }
+/// Floats of scratch that a vector path needs: rows, then two arrays for the parameters of their groups.
+inline std::int64_t scratch_floats(const FakeQuantJob& job) {
+  return 3 * static_cast<std::int64_t>(rows_per_run(job)) * job.head_dim + 64;
+}
+
+/// One vector path: fake-quantises tokens [first, first + n) of one head. n <= rows_per_run, equal to N for channel groups.
+using FakeQuantRun = void (*)(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+                              EncodeCounters* counters);
+void fake_quant_run_baseline(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+                             EncodeCounters* counters);
+void fake_quant_run_avx2(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+                         EncodeCounters* counters);
+void fake_quant_run_avx512(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+                           EncodeCounters* counters);
+
+struct FakeQuantBackend {
+  const char* name;
+  FakeQuantRun run;
+};
+/// The vector paths that this build has and this CPU runs, widest last; the first is "baseline".
+std::vector<FakeQuantBackend> fake_quant_backends();
+
+/// Checks the call and resolves it. Codes: kArgument naming the argument, kUnsupported naming the part of the scheme.
+Status make_fake_quant_job(const FakeQuantArgs& args, FakeQuantJob* job);
+
+/// Runs a checked call on one path.
+Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend, FakeQuantCounters* counters);
+
+}  // namespace kvrt

@@ -1,0 +1,155 @@
+#include "libcalib/artifacts/eval_file.h"
+
+#include <nlohmann/json.hpp>
+
+#include "libcalib/base/error.h"
+#include "libcalib/io/atomic_file.h"
+#include "libcalib/io/json.h"
+#include "libcalib/io/provenance.h"
+
+namespace calib::artifacts {
+namespace {
+
+using io::JsonValue;
+using nlohmann::ordered_json;
+using sens::EvalBucket;
+using sens::EvalContender;
+using sens::EvalResult;
+using sens::KldBlock;
+using sens::MeanSe;
+
+constexpr char kEvalSchema[] = "kvcalib.eval";
+constexpr int kEvalVersion = 1;
+
+// The names that users know from llama-perplexity (FORMATS.md 4); order of kKldPercentiles.
+constexpr const char* kPercentileNames[] = {"99.9% KLD", "99.0% KLD", "95.0% KLD", "90.0% KLD", "Median KLD",
+                                            "10.0% KLD", "5.0% KLD",  "1.0% KLD",  "0.1% KLD"};
+static_assert(std::size(kPercentileNames) == sens::kKldPercentiles.size());
+
+struct NamedMean {
+  const char* name;
+  MeanSe KldBlock::*value;
+};
+constexpr NamedMean kRatios[] = {{"Mean PPL(Q)", &KldBlock::ppl_q}, {"Mean PPL(base)", &KldBlock::ppl_base}, {"Mean PPL(Q)/PPL(base)", &KldBlock::ppl_ratio}, {"Mean KLD", &KldBlock::kld}};
+constexpr NamedMean kTokens[] = {{"Mean Δp", &KldBlock::delta_p}, {"RMS Δp", &KldBlock::rms_delta_p}, {"Same top p", &KldBlock::same_top_p}};
+
+ordered_json mean_to_json(const MeanSe& value) { return {{"mean", value.mean}, {"se", value.se}}; }
+MeanSe mean_from_json(const JsonValue& value) { return {value.at("mean").number(), value.at("se").number()}; }
+
+ordered_json block_to_json(const KldBlock& block) {
+  ordered_json out = {{"n_rows", block.n_rows}, {"n_documents", block.n_documents}};
+  for (const NamedMean& field : kRatios) out[field.name] = mean_to_json(block.*field.value);
+  out["Maximum KLD"] = block.kld_max;
+  for (std::size_t i = 0; i < block.kld_percentiles.size(); ++i) out[kPercentileNames[i]] = block.kld_percentiles[i];
+  out["Minimum KLD"] = block.kld_min;
+  for (const NamedMean& field : kTokens) out[field.name] = mean_to_json(block.*field.value);
+  return out;
+}
+
+KldBlock block_from_json(const JsonValue& value) {
+  KldBlock out;
+  out.n_rows = value.at("n_rows").integer();
+  out.n_documents = value.at("n_documents").integer();
+  for (const NamedMean& field : kRatios) out.*field.value = mean_from_json(value.at(field.name));
+  out.kld_max = value.at("Maximum KLD").number();
+  for (std::size_t i = 0; i < out.kld_percentiles.size(); ++i) out.kld_percentiles[i] = value.at(kPercentileNames[i]).number();
+  out.kld_min = value.at("Minimum KLD").number();
+  for (const NamedMean& field : kTokens) out.*field.value = mean_from_json(value.at(field.name));
+  return out;
+}
+
+ordered_json contender_to_json(const EvalContender& contender) {
+  ordered_json out = {{"name", contender.name}, {"kind", contender.kind}, {"k", contender.k}, {"v", contender.v},
+                      {"description", contender.description}, {"plan_sha256", contender.plan_sha256},
+                      {"n_sinks", contender.n_sinks}, {"window", contender.window}};
+  if (contender.effective_bits_2048) out["effective_bits_2048"] = *contender.effective_bits_2048;
+  if (contender.effective_bits_8192) out["effective_bits_8192"] = *contender.effective_bits_8192;
+  out["indistinguishable"] = contender.indistinguishable;
+  out["total"] = block_to_json(contender.total);
+  out["buckets"] = ordered_json::array();
+  for (const EvalBucket& bucket : contender.buckets)
+    out["buckets"].push_back({{"first_position", bucket.first_position}, {"end_position", bucket.end_position},
+                              {"entropy_shift", mean_to_json(bucket.entropy_shift)}, {"block", block_to_json(bucket.block)}});
+  return out;
+}
+
+EvalContender contender_from_json(const JsonValue& value) {
+  EvalContender out;
+  out.name = value.at("name").string();
+  out.kind = value.at("kind").string();
+  out.k = value.at("k").string();
+  out.v = value.at("v").string();
+  out.description = value.at("description").string();
+  out.plan_sha256 = value.at("plan_sha256").string();
+  out.n_sinks = value.at("n_sinks").integer();
+  out.window = value.at("window").integer();
+  if (value.has("effective_bits_2048")) out.effective_bits_2048 = value.at("effective_bits_2048").number();
+  if (value.has("effective_bits_8192")) out.effective_bits_8192 = value.at("effective_bits_8192").number();
+  out.indistinguishable = value.at("indistinguishable").boolean();
+  out.total = block_from_json(value.at("total"));
+  const JsonValue buckets = value.at("buckets");
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    const JsonValue from = buckets.element(i);
+    EvalBucket bucket;
+    bucket.first_position = from.at("first_position").integer();
+    bucket.end_position = from.at("end_position").integer();
+    bucket.entropy_shift = mean_from_json(from.at("entropy_shift"));
+    bucket.block = block_from_json(from.at("block"));
+    out.buckets.push_back(bucket);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string eval_to_json(const EvalResult& result) {
+  ordered_json out = {{"schema", {{"name", kEvalSchema}, {"version", kEvalVersion}}}};
+  out["settings"] = {{"seq_len", result.settings.seq_len}, {"n_documents", result.settings.n_documents}, {"n_rows", result.settings.n_rows},
+                     {"second_half", result.settings.second_half}, {"prefill", result.settings.prefill}, {"backend", result.settings.backend}};
+  out["same_text_as_calibration"] = result.same_text_as_calibration;
+  out["noise_floor"] = block_to_json(result.noise_floor);
+  if (result.negative_control) out["negative_control"] = contender_to_json(*result.negative_control);
+  out["contenders"] = ordered_json::array();
+  for (const EvalContender& contender : result.contenders) out["contenders"].push_back(contender_to_json(contender));
+  out["warnings"] = result.warnings;
+  out["model"] = io::model_to_json(result.model);
+  out["data"] = io::data_to_json(result.data);
+  if (result.calibration_data) out["calibration_data"] = io::data_to_json(*result.calibration_data);
+  out["provenance"] = io::provenance_to_json(result.provenance);
+  return io::json_text(out, "eval.json");
+}
+
+void write_eval_file(const std::string& path, const EvalResult& result) { io::write_file(path, eval_to_json(result)); }
+
+EvalResult read_eval_file(const std::string& path) {
+  const nlohmann::json document = io::read_json_file(path);
+  const JsonValue root(document, path);
+  if (!root.has("schema")) fail(ErrorKind::kFormat, path, "not an eval file: /schema is missing");
+  const JsonValue schema = root.at("schema");
+  if (schema.at("name").string() != kEvalSchema)
+    fail(ErrorKind::kFormat, path, "is a {} file, expected a {} file", schema.at("name").string(), kEvalSchema);
+  const std::int64_t version = schema.at("version").integer();
+  if (version < 1 || version > kEvalVersion) fail(ErrorKind::kVersion, path, "{} schema version {}, this program reads 1 to {}", kEvalSchema, version, kEvalVersion);
+
+  EvalResult out;
+  const JsonValue settings = root.at("settings");
+  out.settings.seq_len = settings.at("seq_len").integer();
+  out.settings.n_documents = settings.at("n_documents").integer();
+  out.settings.n_rows = settings.at("n_rows").integer();
+  out.settings.second_half = settings.at("second_half").boolean();
+  out.settings.prefill = settings.at("prefill").string();
+  out.settings.backend = settings.at("backend").string();
+  out.same_text_as_calibration = root.at("same_text_as_calibration").boolean();
+  out.noise_floor = block_from_json(root.at("noise_floor"));
+  if (root.has("negative_control")) out.negative_control = contender_from_json(root.at("negative_control"));
+  const JsonValue contenders = root.at("contenders");
+  for (std::size_t i = 0; i < contenders.size(); ++i) out.contenders.push_back(contender_from_json(contenders.element(i)));
+  out.warnings = root.at("warnings").strings();
+  out.model = io::model_from_json(root.at("model"));
+  out.data = io::data_from_json(root.at("data"));
+  if (root.has("calibration_data")) out.calibration_data = io::data_from_json(root.at("calibration_data"));
+  out.provenance = io::provenance_from_json(root.at("provenance"));
+  return out;
+}
+
+}  // namespace calib::artifacts

@@ -1,0 +1,324 @@
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <map>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "libcalib/artifacts/plan_json.h"
+#include "libcalib/artifacts/plan_unit_fields.h"
+#include "libcalib/base/utf8.h"
+#include "libcalib/io/provenance.h"
+
+namespace calib::artifacts {
+namespace {
+
+using io::JsonValue;
+using nlohmann::json;
+
+std::string escape_pointer(const std::string& key) {
+  std::string out;
+  for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+  return out;
+}
+
+/// One object being read: typed access by JsonValue, and a record of the members nobody asked for.
+class Reader {
+ public:
+  Reader(const json& document, const std::vector<io::NamedArray>& arrays, std::string where, const LogSink& log)
+      : document_(document), where_(std::move(where)), log_(log) {
+    for (const io::NamedArray& a : arrays) arrays_[a.name] = &a;
+  }
+
+  plan::Plan read();
+
+ private:
+  JsonValue value(const json& node, const std::string& path) const { return JsonValue(node, where_, path); }
+  JsonValue root() const { return value(document_, ""); }
+
+  /// Warns about and keeps members of the object at `path` that are not `known`; `kept_path` is where they go on rewrite.
+  void keep_unknown(const std::string& path, std::initializer_list<std::string_view> known, const std::string& kept_path);
+  void keep_unknown(const std::string& path, std::initializer_list<std::string_view> known) { keep_unknown(path, known, path); }
+
+  std::int64_t count(const JsonValue& v, std::int64_t low = 0) const {
+    const std::int64_t n = v.integer();
+    if (n < low) v.wrong(fmt::format("an integer >= {}", low));
+    return n;
+  }
+  int small(const JsonValue& v) const {
+    const std::int64_t n = count(v);
+    if (n > std::numeric_limits<int>::max()) v.wrong("an integer below 2^31");
+    return static_cast<int>(n);
+  }
+  double positive(const JsonValue& v) const {
+    const double x = v.number();
+    if (!(x > 0)) v.wrong("a number > 0");
+    return x;
+  }
+  kvrt::Scheme scheme(const JsonValue& v) const {
+    kvrt::Scheme s;
+    std::string error;
+    const std::string text = v.string();
+    if (!kvrt::parse_scheme(text, &s, &error)) fail(ErrorKind::kFormat, where_, "{} is \"{}\": {}", v.path(), to_valid_utf8(text), error);
+    return s;
+  }
+  /// A derived field must say what it is derived from.
+  void expect(const JsonValue& object, const char* key, const nlohmann::ordered_json& expected, const std::string& reason) const;
+
+  void read_request();
+  void read_summary();
+  void read_lists();
+  void read_layers();
+  plan::UnitPlan read_unit(const JsonValue& v, Side side, const LayerGeometry& layer);
+  void read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit);
+
+  const json& document_;
+  std::string where_;
+  const LogSink& log_;
+  std::map<std::string, const io::NamedArray*> arrays_;
+  std::size_t n_arrays_used_ = 0;
+  plan::Plan plan_;
+};
+
+void Reader::keep_unknown(const std::string& path, std::initializer_list<std::string_view> known, const std::string& kept_path) {
+  const json& object = document_.at(json::json_pointer(path));
+  for (const auto& [key, member] : object.items()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const std::string name = escape_pointer(key);
+    log_.warning(fmt::format("{}: unknown field {}/{} is kept as it is", where_, path, to_valid_utf8(name)));
+    plan_.unknown_fields.emplace_back(kept_path + "/" + name, member.dump(-1, ' ', false, json::error_handler_t::replace));
+  }
+}
+
+void Reader::expect(const JsonValue& object, const char* key, const nlohmann::ordered_json& expected, const std::string& reason) const {
+  const JsonValue found = object.at(key);
+  const json& node = document_.at(json::json_pointer(found.path()));
+  if (node != json(expected)) found.wrong(fmt::format("{} ({})", expected.dump(), reason));
+}
+
+void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit) {
+  struct Slot {
+    const char* what;
+    std::vector<float>* values;
+  };
+  const Slot slots[] = {{"mean", &unit.params.mean}, {"smooth", &unit.params.smooth}, {"clip_lo", &unit.params.clip_lo}, {"clip_hi", &unit.params.clip_hi}};
+  const std::string text = kvrt::to_string(unit.scheme);
+  for (const Slot& slot : slots) {
+    const std::vector<std::int64_t> shape = expected_shape(slot.what, unit.scheme, layer);
+    if (shape.empty()) {
+      if (v.has(slot.what)) v.at(slot.what).wrong(fmt::format("absent: {} has no `{}`", text, slot.what));
+      continue;
+    }
+    const JsonValue reference = v.at(slot.what), written = reference.at("shape");
+    const std::string name = reference.at("tensor").string(), expected_name = array_name(layer.index, side, slot.what);
+    if (name != expected_name) fail(ErrorKind::kFormat, where_, "{}/tensor is \"{}\", expected \"{}\"", reference.path(), to_valid_utf8(name), expected_name);
+    std::vector<std::int64_t> stated;
+    for (std::size_t i = 0; i < written.size(); ++i) stated.push_back(written.element(i).integer());
+    if (stated != shape) written.wrong(fmt::format("[{}] for {} at this layer", fmt::join(shape, ", "), text));
+    const auto found = arrays_.find(name);
+    if (found == arrays_.end()) fail(ErrorKind::kMismatch, where_, "{} names tensor {}, which the file beside the plan does not hold", reference.path(), name);
+    const auto* values = std::get_if<std::vector<float>>(&found->second->values);
+    if (values == nullptr || found->second->shape != shape)
+      fail(ErrorKind::kMismatch, where_, "tensor {} is not fp32 [{}], as {} states", name, fmt::join(shape, ", "), reference.path());
+    *slot.values = *values;
+    ++n_arrays_used_;
+    if (std::string_view(slot.what) != "mean")
+      for (const float x : *values)
+        if (std::string_view(slot.what) != "clip_lo" && !(x > 0)) fail(ErrorKind::kFormat, where_, "tensor {} holds {}, expected only numbers > 0", name, x);
+  }
+  const double scale = static_scale(unit);
+  if (scale > 0) {
+    const JsonValue written = v.at("scale");
+    if (const double x = positive(written); std::fabs(x - scale) > 1e-6 * scale)
+      written.wrong(fmt::format("{} (clip_hi over the largest value of {})", scale, text));
+  } else if (v.has("scale")) {
+    v.at("scale").wrong(fmt::format("absent: {} has no static scale", text));
+  }
+}
+
+plan::UnitPlan Reader::read_unit(const JsonValue& v, Side side, const LayerGeometry& layer) {
+  plan::UnitPlan unit;
+  const JsonValue text = v.at("scheme");
+  unit.scheme = scheme(text);
+  if (const std::string shape = kvrt::check_shape(unit.scheme, layer.head_dim, side == Side::kK); !shape.empty())
+    fail(ErrorKind::kFormat, where_, "{} is \"{}\": {}", text.path(), text.string(), shape);
+  const std::string reason = "as " + text.string() + " says";
+  expect(v, "bits", kvrt::code_bits(unit.scheme.format), reason);
+  expect(v, "group", group_size(unit.scheme, layer), reason);
+  if (side == Side::kK) expect(v, "frame", unit.scheme.pre ? "pre" : "post", reason);
+  expect(v, "rotation", rotation_json(unit.scheme, side, layer), reason);
+  unit.chan_perm = v.at("chan_perm").string();
+  if (v.has("block_order")) {
+    unit.block_order = v.at("block_order").string();
+    if (unit.block_order != "adjacent" && unit.block_order != "half_split") v.at("block_order").wrong("adjacent or half_split");
+  }
+  read_params(v.at("params"), side, layer, unit);
+  const JsonValue why = v.at("why");
+  for (std::size_t i = 0; i < why.size(); ++i) {
+    const JsonValue item = why.element(i);
+    plan::Reason reason_read{item.at("rule").string(), item.at("text").string(), {}};
+    const JsonValue numbers = item.at("numbers");
+    const json& node = document_.at(json::json_pointer(numbers.path()));
+    if (!node.is_object()) numbers.wrong("an object");
+    for (const auto& [name, number] : node.items())
+      reason_read.numbers.emplace_back(name, value(number, numbers.path() + "/" + escape_pointer(name)).number());
+    unit.why.push_back(std::move(reason_read));
+  }
+  return unit;
+}
+
+void Reader::read_layers() {
+  const JsonValue layers = root().at("layers");
+  const std::vector<LayerGeometry>& model = plan_.model.layers;
+  struct Placed {
+    std::size_t at;  // in the file
+    std::size_t slot;
+  };
+  std::vector<Placed> placed;
+  std::vector<bool> seen(model.size(), false);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const JsonValue index = layers.element(i).at("index");
+    const std::int64_t number = index.integer();
+    const auto geometry = std::find_if(model.begin(), model.end(), [&](const LayerGeometry& g) { return g.index == number; });
+    if (geometry == model.end()) index.wrong("a layer of /model/layers");
+    const std::size_t slot = static_cast<std::size_t>(geometry - model.begin());
+    if (seen[slot]) index.wrong("each layer once");
+    seen[slot] = true;
+    placed.push_back({i, slot});
+  }
+  for (std::size_t l = 0; l < model.size(); ++l)
+    if (!seen[l]) fail(ErrorKind::kFormat, where_, "/layers has no entry for layer {} of the model ({} of {} are there)", model[l].index, layers.size(), model.size());
+
+  plan_.layers.resize(model.size());
+  for (const Placed& p : placed) {
+    const JsonValue v = layers.element(p.at);
+    const std::string kept = fmt::format("/layers/{}", p.slot);
+    plan::LayerPlan& layer = plan_.layers[p.slot];
+    layer.index = model[p.slot].index;
+    layer.module = v.at("module").string();
+    if (v.at("salient_fraction").number() != 0)
+      fail(ErrorKind::kUnsupported, where_, "{}/salient_fraction: a salient tier is not offered by this version", v.path());
+    if (v.has("window_tokens")) layer.window_tokens = count(v.at("window_tokens"));
+    layer.k = read_unit(v.at("k"), Side::kK, model[p.slot]);
+    layer.v = read_unit(v.at("v"), Side::kV, model[p.slot]);
+    keep_unknown(v.path(), {"index", "module", "salient_fraction", "window_tokens", "k", "v"}, kept);
+    keep_unknown(v.path() + "/k", {"scheme", "bits", "group", "frame", "rotation", "chan_perm", "block_order", "params", "why"}, kept + "/k");
+    keep_unknown(v.path() + "/v", {"scheme", "bits", "group", "rotation", "chan_perm", "params", "why"}, kept + "/v");
+    for (const char* side : {"/k", "/v"})
+      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "scale"}, kept + side + "/params");
+  }
+}
+
+void Reader::read_request() {
+  const JsonValue v = root().at("request");
+  plan::Request& r = plan_.request;
+  r.budget = v.at("budget").string();
+  r.uniform = v.at("uniform").string();
+  if (const JsonValue target = v.at("target"); target.string() != "native")
+    fail(ErrorKind::kUnsupported, where_, "/request/target is \"{}\"; this version reads plans for native", to_valid_utf8(target.string()));
+  r.profile = v.at("profile").string();
+  r.context_tokens = count(v.at("context_tokens"), 1);
+  r.batch = count(v.at("batch"), 1);
+  r.budget_bytes = count(v.at("budget_bytes"));
+  r.max_kl = v.at("max_kl").number();
+  r.metric = v.at("metric").string();
+  r.candidates = v.at("candidates").string();
+  r.window_per_layer = v.at("window_per_layer").boolean();
+  keep_unknown("/request", {"budget", "uniform", "target", "profile", "context_tokens", "batch", "budget_bytes", "max_kl", "metric", "candidates", "window_per_layer"});
+}
+
+void Reader::read_summary() {
+  const JsonValue v = root().at("summary");
+  plan::Summary& s = plan_.summary;
+  s.effective_bits = v.at("effective_bits").number();
+  s.bytes = count(v.at("bytes"));
+  s.elements = count(v.at("elements"));
+  s.bytes_per_token = v.at("bytes_per_token").number();
+  s.compression = v.at("compression").number();
+  s.constants_bytes = count(v.at("constants_bytes"));
+  s.gap = v.at("gap").number();
+  s.proven = v.at("proven").boolean();
+  if (v.has("predicted")) {
+    const JsonValue p = v.at("predicted");
+    s.predicted = plan::Prediction{p.at("metric").string(), p.at("score").number(), p.at("se").number(), p.at("in_nats").boolean(), p.at("unfitted").boolean()};
+    keep_unknown("/summary/predicted", {"metric", "score", "se", "in_nats", "kl", "ppl_ratio", "unfitted"});
+  }
+  if (v.has("valid_to_position")) s.valid_to_position = count(v.at("valid_to_position"));
+  keep_unknown("/summary", {"effective_bits", "bytes", "elements", "bytes_per_token", "compression", "constants_bytes", "gap", "proven", "predicted", "valid_to_position"});
+}
+
+void Reader::read_lists() {
+  const JsonValue frontier = root().at("frontier");
+  for (std::size_t i = 0; i < frontier.size(); ++i) {
+    const JsonValue p = frontier.element(i);
+    plan_.frontier.push_back({count(p.at("bytes")), p.at("effective_bits").number(), p.at("score").number()});
+  }
+  const JsonValue baselines = root().at("baselines");
+  for (std::size_t i = 0; i < baselines.size(); ++i) {
+    const JsonValue b = baselines.element(i);
+    plan_.baselines.push_back({b.at("name").string(), b.at("description").string(), b.at("feasible").boolean(), count(b.at("bytes")),
+                               b.at("effective_bits").number(), b.at("score").number()});
+  }
+  const JsonValue fallback = root().at("fallback");
+  for (std::size_t i = 0; i < fallback.size(); ++i) {
+    const JsonValue r = fallback.element(i), changes = r.at("changes");
+    plan::Rung rung;
+    rung.effective_bits = r.at("effective_bits").number();
+    rung.bytes = count(r.at("bytes"));
+    rung.score = r.at("score").number();
+    for (std::size_t c = 0; c < changes.size(); ++c) {
+      const JsonValue change = changes.element(c);
+      const std::string side = change.at("side").string();
+      if (side != "k" && side != "v") change.at("side").wrong("k or v");
+      rung.changes.push_back({small(change.at("layer")), side == "k" ? Side::kK : Side::kV, scheme(change.at("scheme"))});
+    }
+    plan_.fallback.push_back(std::move(rung));
+  }
+}
+
+plan::Plan Reader::read() {
+  plan_.model = io::model_from_json(root().at("model"));
+  if (plan_.model.layers.empty()) root().at("model").at("layers").wrong("at least one layer");
+  for (std::size_t l = 1; l < plan_.model.layers.size(); ++l)
+    if (plan_.model.layers[l].index <= plan_.model.layers[l - 1].index)
+      root().at("model").at("layers").element(l).at("index").wrong("ascending layer numbers");
+  plan_.provenance = io::provenance_from_json(root().at("provenance"));
+  read_request();
+  read_summary();
+  read_lists();
+
+  const JsonValue tiers = root().at("tiers");
+  plan_.sink_tokens = count(tiers.at("sink_tokens"));
+  plan_.window_tokens = count(tiers.at("window_tokens"));
+  if (!document_.at("tiers").at("salient").is_null()) fail(ErrorKind::kUnsupported, where_, "/tiers/salient: a salient tier is not offered by this version");
+  keep_unknown("/tiers", {"sink_tokens", "window_tokens", "salient"});
+  read_layers();
+
+  const JsonValue runtime = root().at("runtime"), page = runtime.at("page_tokens");
+  plan_.page_tokens = small(page);
+  if (plan_.page_tokens != 32 && plan_.page_tokens != 64 && plan_.page_tokens != 128) page.wrong("32, 64 or 128");
+  plan_.scale_refresh_tokens = small(runtime.at("scale_refresh_tokens"));
+  expect(runtime, "rope", rope_classes_json(plan_.model), "as /model/layers says");
+  keep_unknown("/runtime", {"page_tokens", "scale_refresh_tokens", "rope"});
+
+  const JsonValue monitor = root().at("monitor");
+  plan_.monitor = {positive(monitor.at("kl_max")), positive(monitor.at("ppl_ratio_max")), positive(monitor.at("ttft_ratio_max")),
+                   monitor.at("hit_rate_min").number(), monitor.at("hbm_utilisation_min").number(), {}};
+  if (monitor.has("length_limit")) plan_.monitor.length_limit = count(monitor.at("length_limit"));
+  keep_unknown("/monitor", {"kl_max", "ppl_ratio_max", "ttft_ratio_max", "hit_rate_min", "hbm_utilisation_min", "length_limit"});
+
+  keep_unknown("", {"schema", "model", "provenance", "request", "summary", "frontier", "baselines", "tiers", "layers", "runtime", "monitor", "fallback", "tensors"});
+  if (n_arrays_used_ != arrays_.size())
+    fail(ErrorKind::kMismatch, where_, "the tensor file holds {} arrays, the plan names {} of them", arrays_.size(), n_arrays_used_);
+  return std::move(plan_);
+}
+
+}  // namespace
+
+plan::Plan plan_from_json(const json& document, const std::vector<io::NamedArray>& arrays, const std::string& where, const LogSink& log) {
+  return Reader(document, arrays, where, log).read();
+}
+
+}  // namespace calib::artifacts

@@ -1,0 +1,58 @@
+#include "libcalib/io/h5_library.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <type_traits>
+
+#include <hdf5.h>
+#include <sys/file.h>
+
+#include "libcalib/base/error.h"
+
+namespace calib::io {
+
+static_assert(std::is_same_v<hid_t, std::int64_t> || sizeof(hid_t) == sizeof(std::int64_t));
+
+void h5_start() {
+  static const bool started = [] {
+    // A file that could not be flushed (disk full) must not be tried again while the process exits.
+    H5dont_atexit();
+    H5open();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    return true;
+  }();
+  (void)started;
+}
+
+std::string h5_system_cause() {
+  int cause = 0;
+  const auto visit = [](unsigned, const H5E_error2_t* entry, void* out) -> herr_t {
+    constexpr std::string_view kKey = "errno = ";
+    const std::string_view text = entry->desc != nullptr ? entry->desc : "";
+    const std::size_t at = text.find(kKey);
+    if (at != std::string_view::npos)
+      std::from_chars(text.data() + at + kKey.size(), text.data() + text.size(), *static_cast<int*>(out));
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, visit, &cause);
+  return cause != 0 ? std::strerror(cause) : "";
+}
+
+void h5_check_lock(int descriptor, bool exclusive, const std::string& path) {
+  const char* setting = std::getenv("HDF5_USE_FILE_LOCKING");
+  const std::string_view value = setting != nullptr ? setting : "";
+  if (value == "FALSE" || value == "0") return;
+  if (::flock(descriptor, (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0) {
+    ::flock(descriptor, LOCK_UN);
+    return;
+  }
+  if (errno == EWOULDBLOCK)
+    fail(ErrorKind::kIo, path, "another process holds a lock on it; wait for that process, or set HDF5_USE_FILE_LOCKING=FALSE to ignore locks");
+  if (errno == ENOSYS && value == "BEST_EFFORT") return;
+  fail(ErrorKind::kIo, path, "cannot be locked ({}); on a file system without locks set HDF5_USE_FILE_LOCKING=FALSE", std::strerror(errno));
+}
+
+}  // namespace calib::io

@@ -1,0 +1,186 @@
+#include "libcalib/plan/baseline.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+
+#include "libcalib/base/rng.h"
+#include "libcalib/plan/search.h"
+
+namespace calib::plan {
+namespace {
+
+constexpr int kRandomPlans = 20;
+constexpr std::size_t kEdgeLayers = 2;
+
+using SchemeFilter = std::function<bool(const kvrt::Scheme&)>;
+
+/// One pair for a set of layers.
+struct Pair {
+  std::size_t k = 0, v = 0, window = 0;
+  std::int64_t bytes = 0;
+  double score = 0;
+};
+
+std::vector<std::size_t> common_schemes(const Candidates& c, Side side, const SchemeFilter& filter) {
+  std::vector<std::size_t> list;
+  for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
+    bool everywhere = !filter || filter(c.scheme(s));
+    for (std::size_t l = 0; everywhere && l < c.n_layers(); ++l) everywhere = c.allowed(l, side, s);
+    if (everywhere) list.push_back(s);
+  }
+  return list;
+}
+
+std::vector<Pair> pairs_over(const Candidates& c, const std::vector<std::size_t>& layers, std::size_t window, const SchemeFilter& k_filter,
+                             const SchemeFilter& v_filter) {
+  std::vector<Pair> pairs;
+  for (const std::size_t k : common_schemes(c, Side::kK, k_filter))
+    for (const std::size_t v : common_schemes(c, Side::kV, v_filter)) {
+      Pair pair{k, v, window, 0, 0};
+      for (const std::size_t l : layers) {
+        const LayerOption o = c.option(l, k, v, window);
+        pair.bytes += o.bytes;
+        pair.score += o.score;
+      }
+      pairs.push_back(pair);
+    }
+  return pairs;
+}
+
+/// Keeps the better of two: feasible first, then score (feasible) or bytes (not), then bytes.
+bool better(const Baseline& a, const Baseline& b) {
+  if (a.feasible != b.feasible) return a.feasible;
+  if (!a.feasible) return a.bytes < b.bytes;
+  return a.score != b.score ? a.score < b.score : a.bytes < b.bytes;
+}
+
+class Builder {
+ public:
+  Builder(const Candidates& candidates, std::int64_t limit, std::vector<Baseline>& out) : c_(candidates), limit_(limit), out_(out) {
+    for (std::size_t l = 0; l < c_.n_layers(); ++l) all_.push_back(l);
+  }
+
+  void uniform(const char* name, const char* what, const SchemeFilter& k, const SchemeFilter& v) {
+    std::optional<Baseline> best;
+    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
+      for (const Pair& pair : pairs_over(c_, all_, w, k, v)) {
+        const Baseline b = make(name, fmt::format("{}: {}", what, text(pair)), pair.bytes, pair.score);
+        if (!best || better(b, *best)) best = b;
+      }
+    if (best) out_.push_back(*best);
+  }
+
+  void edges_at_8_bits() {
+    if (c_.n_layers() <= 2 * kEdgeLayers) return;
+    std::vector<std::size_t> edge, inner;
+    for (const std::size_t l : all_) (l < kEdgeLayers || l + kEdgeLayers >= c_.n_layers() ? edge : inner).push_back(l);
+    const SchemeFilter eight = [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 8; };
+    std::optional<Baseline> best;
+    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w) {
+      const std::vector<Pair> inner_pairs = pairs_over(c_, inner, w, {}, {});
+      for (const Pair& e : pairs_over(c_, edge, w, eight, eight))
+        for (const Pair& i : inner_pairs) {
+          const Baseline b = make("edges_8bit", "", e.bytes + i.bytes, e.score + i.score);
+          if (best && !better(b, *best)) continue;
+          best = b;
+          best->description = fmt::format("first and last two layers {}, the others {}", text(e), text(i));
+        }
+    }
+    if (best) out_.push_back(*best);
+  }
+
+  void data_free_plan() {
+    const Candidates::Filter filter = [this](std::size_t, Side, std::size_t s) { return !kvrt::needs_calibration(c_.scheme(s)); };
+    for (std::size_t l = 0; l < c_.n_layers(); ++l)
+      for (const Side side : {Side::kK, Side::kV}) {
+        bool any = false;
+        for (std::size_t s = 0; s < c_.sens().schemes.size(); ++s) any = any || (c_.allowed(l, side, s) && filter(l, side, s));
+        if (!any) return;
+      }
+    std::optional<Baseline> best;
+    for (const std::vector<std::size_t>& windows : window_sets(c_, false)) {
+      const std::vector<OptionGroup> groups = knapsack(c_.options(windows, filter));
+      const std::optional<Solution> s = solve(groups, limit_);
+      const Baseline b = s ? make("data_free_plan", "", s->bytes, s->score) : make("data_free_plan", "", minimum_bytes(groups), 0);
+      if (best && !better(b, *best)) continue;
+      best = b;
+      best->description = fmt::format("optimal plan of schemes without calibrated constants, window {}", c_.sens().windows[windows.front()]);
+    }
+    out_.push_back(*best);
+  }
+
+  void random_plans(std::uint64_t seed) {
+    std::vector<std::vector<std::vector<LayerOption>>> fitting;  // per window within reach of the limit
+    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
+      if (std::vector<std::vector<LayerOption>> options = c_.options({w}); minimum_bytes(knapsack(options)) <= limit_)
+        fitting.push_back(std::move(options));
+    if (fitting.empty()) return;
+    double score_sum = 0, bytes_sum = 0;
+    for (int i = 0; i < kRandomPlans; ++i) {
+      Rng rng = Rng::for_item(seed, static_cast<std::uint64_t>(i));
+      const auto [bytes, score] = random_plan(fitting[rng.below(fitting.size())], rng);
+      bytes_sum += static_cast<double>(bytes);
+      score_sum += score;
+    }
+    out_.push_back(make("random_mean", fmt::format("mean of {} random plans", kRandomPlans), static_cast<std::int64_t>(bytes_sum / kRandomPlans),
+                        score_sum / kRandomPlans));
+  }
+
+ private:
+  Baseline make(const char* name, std::string description, std::int64_t bytes, double score) const {
+    return {name, std::move(description), bytes <= limit_, bytes, effective_bits(bytes, c_.elements()), score};
+  }
+  std::string text(const Pair& p) const {
+    return fmt::format("{}:{} window {}", c_.sens().schemes[p.k], c_.sens().schemes[p.v], c_.sens().windows[p.window]);
+  }
+
+  /// Layers in random order take a random option among those that leave room for the cheapest of the rest.
+  /// Requires: the cheapest options fit the limit.
+  std::pair<std::int64_t, double> random_plan(const std::vector<std::vector<LayerOption>>& options, Rng& rng) const {
+    const auto cheapest = [](const std::vector<LayerOption>& o) {
+      return std::min_element(o.begin(), o.end(), [](const LayerOption& a, const LayerOption& b) { return a.bytes < b.bytes; })->bytes;
+    };
+    std::int64_t rest = 0, bytes = 0;
+    for (const auto& o : options) rest += cheapest(o);
+    std::vector<std::size_t> order = all_;
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rng.below(i)]);
+    double score = 0;
+    for (std::size_t at = 0; at < order.size(); ++at) {
+      const std::vector<LayerOption>& o = options[order[at]];
+      rest -= cheapest(o);
+      // An even share of what is left keeps the last layers from paying for the first ones.
+      const std::int64_t room = limit_ - bytes - rest, share = (limit_ - bytes) / static_cast<std::int64_t>(order.size() - at);
+      std::vector<std::size_t> fitting;
+      for (std::size_t i = 0; i < o.size(); ++i)
+        if (o[i].bytes <= room && o[i].bytes <= std::max(2 * share, cheapest(o))) fitting.push_back(i);
+      const LayerOption& pick = o[fitting[rng.below(fitting.size())]];
+      bytes += pick.bytes;
+      score += pick.score;
+    }
+    return {bytes, score};
+  }
+
+  const Candidates& c_;
+  std::int64_t limit_;
+  std::vector<Baseline>& out_;
+  std::vector<std::size_t> all_;
+};
+
+}  // namespace
+
+std::vector<Baseline> baselines(const Candidates& candidates, std::int64_t limit_bytes, std::uint64_t seed) {
+  std::vector<Baseline> list;
+  Builder builder(candidates, limit_bytes, list);
+  const SchemeFilter data_free = [](const kvrt::Scheme& s) { return !kvrt::needs_calibration(s); };
+  builder.uniform("uniform", "best uniform pair", {}, {});
+  builder.uniform("data_free_uniform", "best uniform pair without calibrated constants", data_free, data_free);
+  builder.uniform("k8v4", "K at 8 bits, V at 4", [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 8; },
+                  [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 4; });
+  builder.edges_at_8_bits();
+  builder.random_plans(seed);
+  builder.data_free_plan();
+  return list;
+}
+
+}  // namespace calib::plan

@@ -1,0 +1,67 @@
+#include "libcalib/plan/cost_model.h"
+
+#include <algorithm>
+
+namespace calib::plan {
+
+kvrt::LayerLayout make_layout(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
+                              const Accounting& accounting) {
+  kvrt::LayerLayout layout;
+  layout.n_kv_heads = layer.n_kv_heads;
+  layout.head_dim = layer.head_dim;
+  layout.k = k;
+  layout.v = v;
+  layout.tiers = kvrt::finish_tiers(k, v, accounting.sink_tokens, window, 0.0);
+  layout.page_tokens = accounting.page_tokens;
+  layout.sliding_window = layer.sliding_window;
+  layout.refresh_tokens = accounting.scale_refresh_tokens;
+  return layout;
+}
+
+std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
+                         const Accounting& accounting) {
+  const kvrt::LayerLayout layout = make_layout(layer, k, v, window, accounting);
+  return accounting.batch * (kvrt::cache_bytes(layout, kvrt::CacheSide::kK, accounting.context_tokens) +
+                             kvrt::cache_bytes(layout, kvrt::CacheSide::kV, accounting.context_tokens));
+}
+
+std::int64_t cache_elements(const std::vector<LayerGeometry>& layers, const Accounting& accounting) {
+  std::int64_t sum = 0;
+  for (const LayerGeometry& layer : layers) {
+    const std::int64_t tokens = layer.sliding_window > 0 ? std::min(layer.sliding_window, accounting.context_tokens) : accounting.context_tokens;
+    sum += 2 * tokens * layer.n_kv_heads * layer.head_dim * accounting.batch;
+  }
+  return sum;
+}
+
+std::int64_t constants_bytes(const kvrt::Scheme& scheme, const LayerGeometry& layer) {
+  const std::int64_t heads = layer.n_kv_heads, per_channel = heads * layer.head_dim;
+  std::int64_t values = scheme.center ? per_channel : 0;
+  if (scheme.smooth) values += per_channel;
+  if (scheme.granularity == kvrt::Granularity::kTensor) values += 1;
+  if (scheme.granularity == kvrt::Granularity::kHead) values += heads;
+  return values * static_cast<std::int64_t>(sizeof(float));
+}
+
+double effective_bits(std::int64_t bytes, std::int64_t elements) {
+  return elements > 0 ? 8.0 * static_cast<double>(bytes) / static_cast<double>(elements) : 0.0;
+}
+
+double unpadded_bytes(const kvrt::LayerLayout& layout, std::int64_t n_tokens) {
+  const kvrt::Tiers& t = layout.tiers;
+  const std::int64_t length = layout.sliding_window > 0 ? std::min(n_tokens, layout.sliding_window) : n_tokens;
+  const std::int64_t blocks = kvrt::blocks_out(t, length), exact = length - blocks * t.exit_block();
+  const auto per_token = [&](kvrt::CacheSide side, bool salient) {
+    const kvrt::BlockLayout b = kvrt::block_layout(layout, side, salient);
+    return static_cast<double>(b.codes + b.params + b.outliers) / b.page_tokens;
+  };
+  double sum = 0;
+  for (const kvrt::CacheSide side : {kvrt::CacheSide::kK, kvrt::CacheSide::kV}) {
+    sum += static_cast<double>(blocks * t.block_base) * per_token(side, false);
+    if (t.block_salient > 0) sum += static_cast<double>(blocks * t.block_salient) * per_token(side, true);
+    sum += static_cast<double>(exact) * 2.0 * layout.head_dim;
+  }
+  return sum * layout.n_kv_heads;
+}
+
+}  // namespace calib::plan

@@ -1,0 +1,82 @@
+#include "libcalib/plan/decision.h"
+
+#include <optional>
+
+namespace calib::plan {
+namespace {
+
+constexpr double kOutlierRatio = 6.0;  // a channel this far above the median widens every per-token range by that factor
+constexpr double kMeanRatio = 1.0;     // the mean holds as much energy as the variation
+
+/// Best allowed option of one side with fewer (or more) bytes than the choice, the other side and the window fixed.
+std::optional<LayerOption> neighbour(const Candidates& c, std::size_t layer, Side side, const LayerOption& choice, bool cheaper) {
+  std::optional<LayerOption> best;
+  for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
+    if (!c.allowed(layer, side, s)) continue;
+    const LayerOption o = c.option(layer, side == Side::kK ? s : choice.k, side == Side::kV ? s : choice.v, choice.window);
+    if (cheaper) {
+      if (o.bytes >= choice.bytes) continue;
+      if (!best || o.score < best->score || (o.score == best->score && o.bytes < best->bytes)) best = o;
+    } else {
+      if (o.bytes <= choice.bytes || o.score >= choice.score) continue;
+      // The step up with the best exchange, which is the one the search turned down last.
+      const auto price = [&](const LayerOption& a) { return (choice.score - a.score) / static_cast<double>(a.bytes - choice.bytes); };
+      if (!best || price(o) > price(*best)) best = o;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<Reason> evidence_reasons(const kvrt::Scheme& scheme, Side side, const quant::UnitEvidence& evidence) {
+  const bool channel = scheme.granularity == kvrt::Granularity::kChannel || scheme.granularity == kvrt::Granularity::kChannelStatic;
+  const bool key = side == Side::kK;
+  const double outlier = !key ? evidence.v_outlier_ratio : scheme.pre ? evidence.k_pre_outlier_ratio : evidence.k_outlier_ratio;
+  const double mean = !key ? evidence.v_mean_ratio : scheme.pre ? evidence.k_pre_mean_ratio : evidence.k_mean_ratio;
+  const char* name = key ? "key" : "value";
+  const char* frame = !key ? "" : scheme.pre ? ", pre-RoPE" : ", post-RoPE";
+  std::string remedy = "ranges per token";
+  if (channel) remedy = "ranges per channel keep them apart";
+  else if (scheme.had) remedy = "the rotation spreads them";
+  else if (kvrt::code_bits(scheme.format) >= 8) remedy = "8 bits and more bear them";
+  std::vector<Reason> reasons;
+  reasons.push_back({"outlier_ratio",
+                     fmt::format("{} channel outlier ratio {:.1f} {} {:.0f}{}: {}", name, outlier, outlier > kOutlierRatio ? ">" : "<=",
+                                 kOutlierRatio, frame, outlier > kOutlierRatio ? remedy : "no channel stands out"),
+                     {{"ratio", outlier}, {"threshold", kOutlierRatio}}});
+  std::string handled = scheme.center ? "subtracted" : channel ? "absorbed by the channels' minima" : "coded";
+  reasons.push_back({"mean_ratio",
+                     fmt::format("{} mean is {:.2f} of the deviation{}: {}", name, mean, frame, mean > kMeanRatio ? handled : "small"),
+                     {{"ratio", mean}, {"threshold", kMeanRatio}}});
+  return reasons;
+}
+
+std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Side side, const LayerOption& choice, double total_score,
+                                     double price, const quant::UnitEvidence* evidence) {
+  const std::size_t scheme = side == Side::kK ? choice.k : choice.v;
+  const double score = c.score(layer, side, scheme, choice.window), se = c.standard_error(layer, side, scheme, choice.window);
+  const double share = total_score > 0 ? score / total_score : 0;
+  std::vector<Reason> reasons;
+  reasons.push_back({"score",
+                     fmt::format("{} {:.3e} +- {:.1e}, {:.1f} % of the plan's sum", c.metric(), score, se, 100 * share),
+                     {{"score", score}, {"se", se}, {"share", share}}});
+  for (const bool cheaper : {true, false}) {
+    const std::optional<LayerOption> o = neighbour(c, layer, side, choice, cheaper);
+    if (!o) continue;
+    const std::size_t other = side == Side::kK ? o->k : o->v;
+    const double other_score = c.score(layer, side, other, o->window);
+    const std::int64_t difference = cheaper ? choice.bytes - o->bytes : o->bytes - choice.bytes;
+    reasons.push_back({cheaper ? "cheaper" : "dearer",
+                       fmt::format("{} would {} {} bytes and score {:.3e}", c.sens().schemes[other], cheaper ? "save" : "cost", difference, other_score),
+                       {{"bytes", static_cast<double>(difference)}, {"score", other_score},
+                        {"score_per_byte", (cheaper ? other_score - score : score - other_score) / static_cast<double>(difference)}}});
+  }
+  if (price > 0)
+    reasons.push_back({"price", fmt::format("at this budget a byte is worth {:.3e} of {}", price, c.metric()), {{"score_per_byte", price}}});
+  if (evidence)
+    for (Reason& r : evidence_reasons(c.scheme(scheme), side, *evidence)) reasons.push_back(std::move(r));
+  return reasons;
+}
+
+}  // namespace calib::plan

@@ -1,0 +1,124 @@
+#pragma once
+// A plan: one scheme per unit, its constants and tiers, for one exact model, with the request, prediction and reasons.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/core/scheme.h"
+#include "libcalib/base/model_geometry.h"
+#include "libcalib/quant/scheme_params.h"
+
+namespace calib::plan {
+
+/// One machine-readable reason: a rule, a sentence, and the numbers in it.
+struct Reason {
+  std::string rule;
+  std::string text;
+  std::vector<std::pair<std::string, double>> numbers;
+  bool operator==(const Reason&) const = default;
+};
+
+struct UnitPlan {
+  kvrt::Scheme scheme;
+  quant::SchemeParams params;
+  std::string chan_perm = "natural";  ///< stored channel order of K: `natural` or `spread<N>` (KERNELS.md 3.3)
+  std::string block_order;            ///< llama.cpp blocks on keys: `adjacent` or `half_split`; else empty
+  std::vector<Reason> why;
+};
+
+struct LayerPlan {
+  int index = 0;        ///< layer number of the model
+  std::string module;   ///< e.g. model.layers.7.self_attn
+  std::optional<std::int64_t> window_tokens;  ///< only where it differs from the plan's
+  UnitPlan k, v;
+  const UnitPlan& unit(Side side) const { return side == Side::kK ? k : v; }
+  UnitPlan& unit(Side side) { return side == Side::kK ? k : v; }
+};
+
+/// What was asked. Exactly one limit is set: bytes (from any budget spelling), or kl, or a uniform pair.
+struct Request {
+  std::string budget;                ///< as given ("4.5", "12GiB", "300B/token", "max-kl 0.05"), empty for uniform plans
+  std::string uniform;               ///< preset or pair of a uniform plan
+  std::string profile;               ///< accuracy, compact or empty
+  std::int64_t context_tokens = 8192, batch = 1;
+  std::int64_t budget_bytes = 0;     ///< 0 = no byte limit
+  double max_kl = 0;                 ///< nats; 0 = none
+  std::string metric;                ///< score that was spent; empty for uniform plans
+  std::string candidates;            ///< list name of sens.h5
+  bool window_per_layer = false;
+};
+
+/// Sum over units of the score that was spent. METHODS.md 7: with rho = 1, a metric in nats is the predicted KL.
+struct Prediction {
+  std::string metric;
+  double score = 0, se = 0;  ///< se: sum of the units' standard errors (they share documents, so no quadrature)
+  bool in_nats = false;      ///< logit_kl, fisher_vec, fisher
+  bool unfitted = true;      ///< rho = kappa = 1, no joint runs behind it
+};
+
+struct Summary {
+  std::int64_t bytes = 0;            ///< all K and V bytes at context x batch
+  std::int64_t elements = 0;
+  double effective_bits = 0;         ///< bytes * 8 / elements
+  double bytes_per_token = 0;        ///< bytes / (context x batch)
+  double compression = 0;            ///< 16 / effective_bits
+  std::int64_t constants_bytes = 0;  ///< shared by all sequences, not in effective_bits
+  std::optional<Prediction> predicted;
+  double gap = 0;                    ///< (predicted sum - lower bound) / sum; 0 = proven optimal
+  bool proven = false;
+  std::optional<std::int64_t> valid_to_position;
+};
+
+struct FrontierPoint {
+  std::int64_t bytes = 0;
+  double effective_bits = 0, score = 0;
+};
+
+/// A simpler way to spend the same bytes.
+struct Baseline {
+  std::string name, description;
+  bool feasible = false;  ///< fits the byte limit
+  std::int64_t bytes = 0;
+  double effective_bits = 0, score = 0;
+};
+
+struct RungChange {
+  int layer = 0;
+  Side side = Side::kK;
+  kvrt::Scheme scheme;  ///< needs no constants
+};
+/// Fallback: the changes on top of all rungs below it.
+struct Rung {
+  std::vector<RungChange> changes;
+  std::int64_t bytes = 0;
+  double effective_bits = 0;
+  double score = 0;
+};
+
+struct Monitor {
+  double kl_max = 0.05, ppl_ratio_max = 1.10, ttft_ratio_max = 1.15, hit_rate_min = 0.70, hbm_utilisation_min = 0.50;
+  std::optional<std::int64_t> length_limit;
+};
+
+struct Plan {
+  ModelIdentity model;
+  Provenance provenance;
+  Request request;
+  Summary summary;
+  std::vector<FrontierPoint> frontier;
+  std::vector<Baseline> baselines;
+  std::int64_t sink_tokens = 4, window_tokens = 128;
+  std::vector<LayerPlan> layers;  ///< ascending index, one per layer of `model`
+  int page_tokens = 64, scale_refresh_tokens = 0;
+  Monitor monitor;
+  std::vector<Rung> fallback;
+  /// Fields this version does not know: (JSON pointer, JSON text); kept on rewrite.
+  std::vector<std::pair<std::string, std::string>> unknown_fields;
+
+  std::int64_t window_of(const LayerPlan& layer) const { return layer.window_tokens.value_or(window_tokens); }
+};
+
+}  // namespace calib::plan

@@ -1,0 +1,168 @@
+#include "libcalib/plan/planner.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "libcalib/plan/baseline.h"
+#include "libcalib/plan/decision.h"
+#include "libcalib/plan/frontier.h"
+#include "libcalib/plan/ladder.h"
+
+namespace calib::plan {
+namespace {
+
+UnitPlan make_unit(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer) {
+  UnitPlan unit;
+  unit.scheme = scheme;
+  unit.chan_perm = default_chan_perm(scheme, side, layer);
+  unit.block_order = block_order(scheme, side, layer);
+  return unit;
+}
+
+std::string module_name(int layer) { return fmt::format("model.layers.{}.self_attn", layer); }
+
+/// Takes the fitted arrays of one unit out of sens.h5.
+quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGeometry& layer, Side side, const std::string& scheme) {
+  // Writers may pad the layer number.
+  const char* letter = side == Side::kK ? "k" : "v";
+  const std::string key = fmt::format("{}/{}/{}", layer.index, letter, scheme);
+  auto found = sens.params.find(key);
+  if (found == sens.params.end()) found = sens.params.find(fmt::format("{:02}/{}/{}", layer.index, letter, scheme));
+  if (found == sens.params.end())
+    fail(ErrorKind::kMismatch, fmt::format("layer {} {} {}", layer.index, side_name(side), scheme),
+         "the scheme needs constants, and sens.h5 has none under /params/{}; run kvsens again", key);
+  quant::SchemeParams params;
+  for (const sens::FittedArray& array : found->second) {
+    if (array.what == "mean") params.mean = array.values;
+    else if (array.what == "clip_lo") params.clip_lo = array.values;
+    else if (array.what == "clip_hi") params.clip_hi = array.values;
+    else if (array.what == "smooth") params.smooth = array.values;
+    else fail(ErrorKind::kUnsupported, key, "array `{}` belongs to a scheme part that this build does not plan", array.what);
+  }
+  return params;
+}
+
+void fill_summary(Plan& plan, const Accounting& accounting) {
+  Summary& s = plan.summary;
+  s.elements = cache_elements(plan.model.layers, accounting);
+  for (std::size_t l = 0; l < plan.layers.size(); ++l) {
+    const LayerPlan& layer = plan.layers[l];
+    s.bytes += layer_bytes(plan.model.layers[l], layer.k.scheme, layer.v.scheme, plan.window_of(layer), accounting);
+    for (const Side side : {Side::kK, Side::kV}) s.constants_bytes += constants_bytes(layer.unit(side).scheme, plan.model.layers[l]);
+  }
+  s.effective_bits = effective_bits(s.bytes, s.elements);
+  s.bytes_per_token = static_cast<double>(s.bytes) / (static_cast<double>(accounting.context_tokens) * static_cast<double>(accounting.batch));
+  s.compression = s.effective_bits > 0 ? 16.0 / s.effective_bits : 0;
+}
+
+void check_accounting(const Accounting& a) {
+  if (a.context_tokens < 1 || a.batch < 1) fail(ErrorKind::kUsage, "--context, --batch", "both must be at least 1");
+  if (a.context_tokens > (std::int64_t{1} << 32) || a.batch > (std::int64_t{1} << 20))
+    fail(ErrorKind::kUsage, "--context, --batch", "{} tokens x batch {} is beyond what is counted (2^32 tokens, 2^20 sequences)", a.context_tokens, a.batch);
+}
+
+}  // namespace
+
+std::string default_chan_perm(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer) {
+  const int pairs = layer.rotary_dim / 2;
+  const bool half_split_pre = side == Side::kK && scheme.pre && layer.rope_style == RopeStyle::kHalfSplit;
+  // spread<N> cuts N consecutive channels into four lanes of equal width.
+  if (!half_split_pre || pairs == 0 || pairs % 4 != 0 || layer.head_dim % pairs != 0) return "natural";
+  return fmt::format("spread{}", pairs);
+}
+
+std::string block_order(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer) {
+  if (side != Side::kK || !kvrt::is_llamacpp_block(scheme.format)) return "";
+  return layer.llamacpp_adjacent_pairs && layer.rope_style == RopeStyle::kHalfSplit ? "adjacent" : "half_split";
+}
+
+Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
+  check_accounting(request.accounting);
+  const Candidates candidates(sens, request.accounting, request.metric, log);
+  const Found found = search(candidates, request.limits);
+
+  Plan plan;
+  plan.model = sens.model;
+  plan.sink_tokens = sens.n_sinks;
+  plan.page_tokens = request.accounting.page_tokens;
+  plan.scale_refresh_tokens = request.accounting.scale_refresh_tokens;
+  plan.request.budget = request.limit_text;
+  plan.request.profile = request.limits.profile;
+  plan.request.context_tokens = request.accounting.context_tokens;
+  plan.request.batch = request.accounting.batch;
+  plan.request.budget_bytes = found.limit_bytes;
+  plan.request.max_kl = found.limit_score;
+  plan.request.metric = candidates.metric();
+  plan.request.candidates = sens.candidate_list;
+  plan.request.window_per_layer = request.limits.window_per_layer;
+
+  // The plan's window is the one that most layers have.
+  std::vector<std::size_t> votes(sens.windows.size(), 0);
+  for (const LayerOption& o : found.choice) ++votes[o.window];
+  plan.window_tokens = sens.windows[static_cast<std::size_t>(std::max_element(votes.begin(), votes.end()) - votes.begin())];
+
+  for (std::size_t l = 0; l < found.choice.size(); ++l) {
+    const LayerOption& choice = found.choice[l];
+    const LayerGeometry& geometry = sens.model.layers[l];
+    LayerPlan layer;
+    layer.index = geometry.index;
+    layer.module = module_name(geometry.index);
+    if (sens.windows[choice.window] != plan.window_tokens) layer.window_tokens = sens.windows[choice.window];
+    const auto seen = evidence.find(geometry.index);
+    for (const Side side : {Side::kK, Side::kV}) {
+      const std::size_t scheme = side == Side::kK ? choice.k : choice.v;
+      UnitPlan& unit = layer.unit(side);
+      unit = make_unit(candidates.scheme(scheme), side, geometry);
+      if (kvrt::needs_calibration(unit.scheme)) unit.params = params_from_sens(sens, geometry, side, sens.schemes[scheme]);
+      unit.why = decision_reasons(candidates, l, side, choice, found.score, found.solution.lambda, seen == evidence.end() ? nullptr : &seen->second);
+    }
+    plan.layers.push_back(std::move(layer));
+  }
+
+  fill_summary(plan, candidates.accounting());
+  CALIB_CHECK(plan.summary.bytes == found.bytes);
+  plan.summary.predicted = Prediction{candidates.metric(), found.score, found.se, candidates.metric_in_nats(), true};
+  plan.summary.gap = found.solution.gap();
+  plan.summary.proven = found.solution.proven;
+  plan.frontier = frontier(candidates, request.limits.window_per_layer);
+  plan.baselines = baselines(candidates, found.limit_bytes > 0 ? found.limit_bytes : found.bytes, request.seed);
+  plan.fallback = fallback_ladder(candidates, found.choice);
+  return plan;
+}
+
+Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit) {
+  check_accounting(accounting);
+  Plan plan;
+  plan.model = model;
+  plan.sink_tokens = accounting.sink_tokens = preset.n_sinks;
+  plan.window_tokens = preset.window;
+  plan.page_tokens = accounting.page_tokens;
+  plan.scale_refresh_tokens = accounting.scale_refresh_tokens;
+  plan.request.uniform = preset.name;
+  plan.request.context_tokens = accounting.context_tokens;
+  plan.request.batch = accounting.batch;
+  for (const LayerGeometry& geometry : model.layers) {
+    LayerPlan layer;
+    layer.index = geometry.index;
+    layer.module = module_name(geometry.index);
+    const auto seen = evidence.find(geometry.index);
+    for (const Side side : {Side::kK, Side::kV}) {
+      const std::string& text = side == Side::kK ? preset.k : preset.v;
+      UnitPlan& unit = layer.unit(side);
+      unit = make_unit(quant::parse_scheme(text), side, geometry);
+      quant::check_scheme(unit.scheme, geometry, side);
+      std::vector<std::string> notes;
+      if (kvrt::needs_calibration(unit.scheme)) unit.params = fit(geometry, side, unit.scheme, &notes);
+      unit.why.push_back({"uniform", fmt::format("{} asks for {} on every {}", preset.name, text, side_name(side)), {}});
+      for (const std::string& note : notes) unit.why.push_back({"zero_range", note, {}});
+      if (seen != evidence.end())
+        for (Reason& r : evidence_reasons(unit.scheme, side, seen->second)) unit.why.push_back(std::move(r));
+    }
+    plan.layers.push_back(std::move(layer));
+  }
+  fill_summary(plan, accounting);
+  plan.summary.proven = true;
+  return plan;
+}
+
+}  // namespace calib::plan

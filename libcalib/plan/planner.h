@@ -1,0 +1,40 @@
+#pragma once
+// Builds whole plans: by search over sens.h5, or one pair for every layer.
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "libcalib/plan/plan.h"
+#include "libcalib/plan/search.h"
+#include "libcalib/quant/scheme.h"
+#include "libcalib/quant/unit_evidence.h"
+#include "libcalib/sens/sens_result.h"
+
+namespace calib::plan {
+
+using EvidenceByLayer = std::map<int, quant::UnitEvidence>;  ///< by layer number; may be empty
+
+struct SearchRequest {
+  Limits limits;
+  std::string limit_text;   ///< as the user wrote it, for the plan's request
+  std::string metric;       ///< empty = first present
+  Accounting accounting;    ///< sinks come from sens.h5
+  std::uint64_t seed = 0;   ///< of the random baseline
+};
+
+/// The plan without provenance. Constants come from sens.params. Throws as Candidates and search; kMismatch naming a unit whose
+/// scheme needs constants that sens.h5 lacks.
+Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log = {});
+
+/// Fits the constants of one unit: (layer geometry, side, scheme, list that receives notes).
+using FitUnit = std::function<quant::SchemeParams(const LayerGeometry&, Side, const kvrt::Scheme&, std::vector<std::string>*)>;
+
+/// One pair for every layer, with the preset's sinks and window. Checks each scheme against each layer.
+Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit);
+
+/// Stored key order and llama.cpp block order of a unit (KERNELS.md 3.3, FORMATS.md 2).
+std::string default_chan_perm(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer);
+std::string block_order(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer);
+
+}  // namespace calib::plan

@@ -1,0 +1,45 @@
+#pragma once
+// Finds the plan's choices: least score within bytes, or least bytes within a score, over the scored windows.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libcalib/plan/budget.h"
+#include "libcalib/plan/candidate.h"
+#include "libcalib/plan/solver.h"
+
+namespace calib::plan {
+
+/// Exactly one of the three limits.
+struct Limits {
+  std::optional<Budget> budget;
+  double max_score = 0;          ///< predicted KL in nats; 0 = none
+  std::string profile;           ///< "accuracy", "compact" or empty
+  bool window_per_layer = false;
+};
+
+struct Found {
+  std::vector<LayerOption> choice;  ///< per layer
+  Solution solution;                ///< of the knapsack behind it
+  std::int64_t bytes = 0;           ///< without constants
+  double score = 0, se = 0;
+  std::int64_t limit_bytes = 0;     ///< what a byte budget allowed; 0 without one
+  double limit_score = 0;           ///< what a score limit allowed; 0 without one
+};
+
+/// Throws: kInfeasible with the least that is achievable and the cheapest change that would do, kUsage (a KL limit on a metric
+/// that is not in nats).
+Found search(const Candidates& candidates, const Limits& limits);
+
+/// Band and limits of a profile (METHODS.md 8). Throws kUsage naming the known ones.
+struct Profile {
+  double min_bits = 0, max_bits = 0, max_kl = 0;
+};
+Profile profile_of(const std::string& name);
+
+/// The window sets that a search tries: one window for the whole model each, or all at once per layer.
+std::vector<std::vector<std::size_t>> window_sets(const Candidates& candidates, bool per_layer);
+
+}  // namespace calib::plan

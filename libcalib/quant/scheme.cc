@@ -1,0 +1,198 @@
+#include "libcalib/quant/scheme.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace calib::quant {
+namespace {
+
+/// Preset whose definition needs more than one scheme pair: known by name, refused by name.
+struct NamedOnly {
+  const char* name;
+  const char* reason;
+};
+constexpr NamedOnly kNamedOnly[] = {
+    {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
+    {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
+};
+
+std::vector<Preset> make_presets() {
+  std::vector<Preset> list = {
+      {"bf16", "bf16", "bf16", 4, 128, ""},
+      {"fp8-vllm", "fp8e4m3.tensor", "fp8e4m3.tensor", 0, 0, ""},
+      {"fp8-head", "fp8e4m3.head", "fp8e4m3.head", 4, 128, ""},
+      {"int8-token", "int8.token.g", "int8.token.g", 4, 128, ""},
+      {"int8-channel", "int8.channel.static.pre", "int8.token.g", 4, 128, ""},
+      {"int4-gqa", "int4.token.g", "int4.token.g", 4, 128, "row-wise int4"},
+      {"int4-gqa-g32", "int4.token.g32", "int4.token.g32", 4, 128, "row-wise int4 in groups of 32"},
+      {"flexgen4", "int4.token.g64", "int4.token.g64", 4, 128, ""},
+      {"smoothattention4", "int4.token.g128.smooth", "int4.token.g128", 4, 128, "key factors moved to the query"},
+      {"kivi4", "int4.channel.g32", "int4.token.g32", 0, 128, ""},
+      {"kivi2", "int2.channel.g32", "int2.token.g32", 0, 128, ""},
+  };
+  for (const char bits : {'4', '3', '2'})
+    for (const bool outliers : {false, true}) {
+      const std::string format = std::string("nuq") + bits, out = outliers ? ".out1" : "";
+      list.push_back({std::string("kvquant") + bits + (outliers ? "-1pct" : ""), format + ".channel.static.pre" + out,
+                      format + ".token.g" + out, 1, 128, ""});
+    }
+  list.push_back({"quarot4", "int4.token.g.had", "int4.token.g.had", 4, 128, "rotation of q and k after RoPE"});
+  for (const char* format : {"q8_0", "q4_0"})
+    for (const bool had : {false, true}) {
+      const std::string scheme = std::string(format) + (had ? ".had" : "");
+      list.push_back({std::string("llamacpp-") + format + (had ? "-had" : ""), scheme, scheme, 0, 0, ""});
+    }
+  list.push_back({"turboquant4", "lm4.token.g.had", "lm4.token.g.had", 4, 128, ""});
+  list.push_back({"turboquant3", "lm3.token.g.had", "lm3.token.g.had", 4, 128, ""});
+  list.push_back({"nvfp4", "nvfp4", "nvfp4", 4, 128, ""});
+  return list;
+}
+
+std::string known_names() {
+  std::string text;
+  for (const Preset& p : presets()) text += (text.empty() ? "" : ", ") + p.name;
+  for (const NamedOnly& n : kNamedOnly) text += std::string(", ") + n.name;
+  return text;
+}
+
+const Preset* find_preset(const std::string& name) {
+  for (const Preset& p : presets())
+    if (p.name == name) return &p;
+  for (const NamedOnly& n : kNamedOnly)
+    if (name == n.name) fail(ErrorKind::kUnsupported, name, "this preset {}", n.reason);
+  return nullptr;
+}
+
+/// Token groups of a preset that exceed head_dim become head_dim (FORMATS.md 2).
+std::string fit_group(const std::string& preset, const char* side, const std::string& text, int head_dim, const LogSink& log) {
+  kvrt::Scheme scheme = parse_scheme(text);
+  if (scheme.granularity != kvrt::Granularity::kToken || scheme.group <= head_dim) return text;
+  scheme.group = 0;
+  const std::string fitted = kvrt::to_string(scheme);
+  log.note(fmt::format("{}: {} {} becomes {} at head_dim {}", preset, side, text, fitted, head_dim));
+  return fitted;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  for (;;) {
+    const std::size_t end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
+    if (end == std::string::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+/// Parts that exist for keys only (FORMATS.md 2).
+bool keys_only(const kvrt::Scheme& scheme) { return scheme.pre || scheme.smooth || scheme.pair; }
+
+void append_unique(std::vector<std::string>& list, const std::string& item) {
+  if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
+}
+
+/// default-1 of FORMATS.md 2: 19 key strings and 15 value strings.
+void append_default(CandidateList& list) {
+  for (const char* text : {"bf16", "fp8e4m3.head", "int8.token.g", "int8.channel.g64.pre"}) append_unique(list.k, text);
+  for (const char* group : {"g32", "g64"})
+    for (const char* modifier : {"", ".had", ".center.had"})
+      append_unique(list.k, std::string("int4.token.") + group + modifier);
+  for (const char* group : {"g32", "g64"})
+    for (const char* frame : {"", ".pre"}) append_unique(list.k, std::string("int4.channel.") + group + frame);
+  for (const char* text : {"int3.channel.g32.pre", "int3.channel.g64.pre", "int3.token.g64.center.had", "int2.channel.g32.pre",
+                           "int2.channel.g64.pre"})
+    append_unique(list.k, text);
+  for (const char* text : {"bf16", "fp8e4m3.head", "int8.token.g"}) append_unique(list.v, text);
+  for (const char* format : {"int4", "int3", "int2"})
+    for (const char* group : {"g32", "g64"})
+      for (const char* modifier : {"", ".had"})
+        append_unique(list.v, std::string(format) + ".token." + group + modifier);
+}
+
+}  // namespace
+
+kvrt::Scheme parse_scheme(const std::string& text) {
+  kvrt::Scheme scheme;
+  std::string error;
+  if (!kvrt::parse_scheme(text, &scheme, &error)) fail(ErrorKind::kUsage, text, "{}", error);
+  return scheme;
+}
+
+void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side) {
+  const std::string text = kvrt::to_string(scheme);
+  const std::string where = fmt::format("layer {} {} {}", layer.index, side_name(side), text);
+  if (const std::string shape = kvrt::check_shape(scheme, layer.head_dim, side == Side::kK); !shape.empty())
+    fail(ErrorKind::kUsage, where, "{}", shape);
+  if (scheme.pre && (layer.rope_style == RopeStyle::kNone || layer.rotary_dim == 0))
+    fail(ErrorKind::kUsage, where, "`pre` needs RoPE, and this layer has none; leave it out (the one frame is post)");
+  if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty())
+    fail(ErrorKind::kUnsupported, where, "{}", missing);
+}
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> list = make_presets();
+  return list;
+}
+
+Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log) {
+  if (const Preset* known = find_preset(text)) {
+    Preset preset = *known;
+    preset.k = fit_group(preset.name, "K", preset.k, head_dim, log);
+    preset.v = fit_group(preset.name, "V", preset.v, head_dim, log);
+    return preset;
+  }
+  const std::vector<std::string> sides = split(text, ':');
+  if (sides.size() == 2) {
+    Preset preset;
+    preset.name = text;
+    preset.k = kvrt::to_string(parse_scheme(sides[0]));
+    preset.v = kvrt::to_string(parse_scheme(sides[1]));
+    return preset;
+  }
+  kvrt::Scheme scheme;
+  std::string error;
+  if (sides.size() == 1 && kvrt::parse_scheme(text, &scheme, &error))
+    fail(ErrorKind::kUsage, text, "one scheme, but K and V are two; write {}:{} for the same on both sides", text, text);
+  fail(ErrorKind::kUsage, text, "neither a preset nor KSCHEME:VSCHEME; presets: {}", known_names());
+}
+
+CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
+  if (text == "default" || text == "default-1") {
+    CandidateList list;
+    list.name = "default-1";
+    append_default(list);
+    return list;
+  }
+  CandidateList list;
+  list.name = "custom";
+  std::vector<std::string> given;
+  for (const std::string& item : split(text, ',')) {
+    if (item.empty()) fail(ErrorKind::kUsage, text, "empty name between commas");
+    if (std::find(given.begin(), given.end(), item) != given.end())
+      fail(ErrorKind::kUsage, item, "given twice in the candidate list; name each candidate once");
+    given.push_back(item);
+    if (item == "default" || item == "default-1") {
+      append_default(list);
+    } else if (item == "default-2" || item.rfind("target:", 0) == 0) {
+      fail(ErrorKind::kUnsupported, item, "this candidate list is not offered in this build; use default, presets or scheme strings");
+    } else if (const Preset* preset = find_preset(item)) {
+      append_unique(list.k, preset->k);
+      append_unique(list.v, preset->v);
+      log.note(fmt::format("{}: candidates K {} and V {} (its sinks and window apply to --uniform only)", item, preset->k, preset->v));
+    } else if (const std::vector<std::string> sides = split(item, ':'); sides.size() == 2) {
+      append_unique(list.k, kvrt::to_string(parse_scheme(sides[0])));
+      append_unique(list.v, kvrt::to_string(parse_scheme(sides[1])));
+    } else {
+      kvrt::Scheme scheme;
+      std::string error;
+      if (!kvrt::parse_scheme(item, &scheme, &error))
+        fail(ErrorKind::kUsage, item, "not a preset ({}), and as a scheme: {}", known_names(), error);
+      const std::string canonical = kvrt::to_string(scheme);
+      append_unique(list.k, canonical);
+      if (!keys_only(scheme)) append_unique(list.v, canonical);
+    }
+  }
+  return list;
+}
+
+}  // namespace calib::quant

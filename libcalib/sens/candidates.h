@@ -1,0 +1,49 @@
+#pragma once
+// The grid of one run: which schemes each unit is scored with, and what applying one needs. No Torch.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/core/tiers.h"
+#include "libcalib/quant/fake_quant.h"
+#include "libcalib/quant/scheme.h"
+#include "libcalib/sens/sens_result.h"
+
+namespace calib::sens {
+
+/// Constants of a scheme for the unit (position of the layer in ModelIdentity::layers, side) when n_sinks tokens stay exact. Called
+/// only for schemes that need some.
+using ParamsProvider = std::function<quant::SchemeParams(std::size_t layer_idx, Side side, const kvrt::Scheme& scheme, std::int64_t n_sinks)>;
+
+/// One scheme of one unit, ready to be applied.
+struct UnitCandidate {
+  std::size_t scheme_idx = 0;  ///< in SensResult::schemes
+  kvrt::Scheme scheme;
+  quant::SchemeParams params;
+};
+
+/// N*: tokens of an exit block of a unit that stands alone (METHODS.md 7).
+std::int64_t exit_block_of(const kvrt::Scheme& scheme);
+
+/// Tiers of an isolated unit.
+kvrt::Tiers isolated_tiers(const kvrt::Scheme& scheme, std::int64_t n_sinks, std::int64_t window);
+
+/// Fills schemes, units, valid and base_bytes_per_token of `result` from its model. A scheme that no unit of its side can hold is left
+/// out with a note; one that some layers cannot hold is marked not valid there, with a note. `layers` (layer numbers) restricts the
+/// units; empty = all. Throws: kUsage if nothing is left, or a layer number is unknown.
+void lay_out_grid(const quant::CandidateList& candidates, const std::vector<int>& layers, SensResult* result, const LogSink& log);
+
+/// Valid candidates of a unit, with constants for grid.n_sinks.
+std::vector<UnitCandidate> unit_candidates(const SensResult& grid, std::size_t unit, const ParamsProvider& params);
+
+/// Position of a layer number in ModelIdentity::layers. Throws kInternal if absent.
+std::size_t layer_position(const ModelIdentity& model, int layer);
+
+/// decode(encode(x)) - x for the tokens that a document of this length may read coded; 0 for sinks and the rest.
+/// x: [T, H, D] in the scheme's frame.
+void quantisation_error(const UnitCandidate& candidate, Side side, const LayerGeometry& layer, std::int64_t n_sinks, bool bf16_input,
+                        std::int64_t n_tokens, const float* x, float* out, ThreadPool& pool);
+
+}  // namespace calib::sens

@@ -1,0 +1,83 @@
+#include "libcalib/sens/contender.h"
+
+#include <algorithm>
+
+#include "kernels/core/layout.h"
+
+namespace calib::sens {
+namespace {
+
+UnitCandidate unit_of(const std::string& scheme_text, std::size_t layer, Side side, std::int64_t n_sinks, const ModelIdentity& model,
+                      const ParamsProvider& params) {
+  UnitCandidate unit{0, quant::parse_scheme(scheme_text), {}};
+  quant::check_scheme(unit.scheme, model.layers[layer], side);
+  if (kvrt::needs_calibration(unit.scheme)) unit.params = params(layer, side, unit.scheme, n_sinks);
+  return unit;
+}
+
+}  // namespace
+
+double effective_bits(const ModelIdentity& model, const std::vector<LayerChange>& layers, std::int64_t n_tokens) {
+  CALIB_CHECK(layers.size() == model.layers.size());
+  double bytes = 0, elements = 0;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerGeometry& geometry = model.layers[l];
+    CALIB_CHECK(layers[l].k.has_value() && layers[l].v.has_value());
+    kvrt::LayerLayout layout;
+    layout.n_kv_heads = geometry.n_kv_heads;
+    layout.head_dim = geometry.head_dim;
+    layout.k = layers[l].k->scheme;
+    layout.v = layers[l].v->scheme;
+    layout.tiers = layers[l].tiers;
+    layout.sliding_window = geometry.sliding_window;
+    bytes += static_cast<double>(kvrt::cache_bytes(layout, kvrt::CacheSide::kK, n_tokens) + kvrt::cache_bytes(layout, kvrt::CacheSide::kV, n_tokens));
+    const std::int64_t held = geometry.sliding_window > 0 ? std::min(n_tokens, geometry.sliding_window) : n_tokens;
+    elements += 2.0 * static_cast<double>(held) * geometry.n_kv_heads * geometry.head_dim;
+  }
+  return bytes * 8 / elements;
+}
+
+Contender uniform_contender(const std::string& text, const ModelIdentity& model, const PairTiers& pair_tiers, const ParamsProvider& params,
+                            const LogSink& log) {
+  CALIB_CHECK(!model.layers.empty());
+  const quant::Preset preset = quant::resolve_preset(text, model.layers.front().head_dim, log);
+  const bool pair = text.find(':') != std::string::npos;
+  Contender out;
+  out.header.name = text;
+  out.header.kind = "uniform";
+  out.header.k = preset.k;
+  out.header.v = preset.v;
+  out.header.n_sinks = pair ? pair_tiers.n_sinks : preset.n_sinks;
+  out.header.window = pair ? pair_tiers.window : preset.window;
+  out.header.description = fmt::format("K {}, V {}, sinks {}, window {}", preset.k, preset.v, out.header.n_sinks, out.header.window);
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    LayerChange layer;
+    layer.k = unit_of(preset.k, l, Side::kK, out.header.n_sinks, model, params);
+    layer.v = unit_of(preset.v, l, Side::kV, out.header.n_sinks, model, params);
+    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, out.header.n_sinks, out.header.window, 0.0);
+    out.layers.push_back(std::move(layer));
+  }
+  out.header.effective_bits_2048 = effective_bits(model, out.layers, 2048);
+  out.header.effective_bits_8192 = effective_bits(model, out.layers, 8192);
+  return out;
+}
+
+Contender negative_control(const ModelIdentity& model) {
+  Contender out;
+  out.header.name = "int2.token.g on all K";
+  out.header.kind = "negative_control";
+  out.header.k = "int2.token.g";
+  out.header.v = "bf16";
+  out.header.n_sinks = 0;
+  out.header.window = 2;
+  out.header.description = "K int2.token.g, V exact, sinks 0, window 2: shows that the harness applies quantisation";
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    LayerChange layer;
+    layer.k = UnitCandidate{0, quant::parse_scheme(out.header.k), {}};
+    layer.tiers = {0, 2, 1, 0};
+    out.layers.push_back(std::move(layer));
+  }
+  return out;
+}
+
+}  // namespace calib::sens

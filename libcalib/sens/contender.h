@@ -1,0 +1,41 @@
+#pragma once
+// What a contender of `kvsens evaluate` keeps of each layer, and what that costs. No Torch.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/core/tiers.h"
+#include "libcalib/sens/candidates.h"
+#include "libcalib/sens/eval_result.h"
+
+namespace calib::sens {
+
+/// One layer's cache: how K and V are stored. An unset side is exact and not even rounded.
+struct LayerChange {
+  std::optional<UnitCandidate> k, v;
+  kvrt::Tiers tiers;
+};
+
+struct Contender {
+  EvalContender header;              ///< name, kind, schemes, sinks, window, effective bits
+  std::vector<LayerChange> layers;   ///< as ModelIdentity::layers
+};
+
+/// All bytes that the runtime allocates for one sequence of n_tokens, times 8, over the number of K and V elements it holds.
+/// Requires: both sides of every layer set.
+double effective_bits(const ModelIdentity& model, const std::vector<LayerChange>& layers, std::int64_t n_tokens);
+
+/// Sinks and window for KSCHEME:VSCHEME pairs; presets bring their own.
+struct PairTiers {
+  std::int64_t n_sinks = 4, window = 128;
+};
+
+/// A preset or "KSCHEME:VSCHEME" on every layer. Throws: kUsage (unknown name, shape, a scheme without the constants it needs).
+Contender uniform_contender(const std::string& text, const ModelIdentity& model, const PairTiers& pair_tiers, const ParamsProvider& params,
+                            const LogSink& log = {});
+
+/// int2.token.g on all K, V exact, sinks 0, window 2: must be far above the noise floor (METHODS.md 9).
+Contender negative_control(const ModelIdentity& model);
+
+}  // namespace calib::sens

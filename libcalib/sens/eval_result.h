@@ -1,0 +1,78 @@
+#pragma once
+// What `kvsens evaluate` measured: each contender's next-token distributions against the reference's, on the same rows.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libcalib/base/model_geometry.h"
+
+namespace calib::sens {
+
+/// A mean over documents with its standard error.
+struct MeanSe {
+  double mean = 0, se = 0;
+};
+
+/// The numbers known from `llama-perplexity --kl-divergence`, under those names in eval.json (FORMATS.md 4).
+/// Units: nats for KLD, percent for delta_p and same_top_p. Percentiles: linear interpolation at fraction (N - 1).
+struct KldBlock {
+  std::int64_t n_rows = 0, n_documents = 0;
+  MeanSe ppl_q;       ///< "Mean PPL(Q)"
+  MeanSe ppl_base;    ///< "Mean PPL(base)"
+  MeanSe ppl_ratio;   ///< "Mean PPL(Q)/PPL(base)": exp of the token-weighted mean NLL difference; paired SE
+  MeanSe kld;         ///< "Mean KLD"
+  double kld_max = 0, kld_min = 0;             ///< "Maximum KLD", "Minimum KLD"
+  /// kKldPercentiles' values: "99.9% KLD", "99.0% KLD", "95.0% KLD", "90.0% KLD", "Median KLD", "10.0% KLD" … "0.1% KLD".
+  std::array<double, 9> kld_percentiles{};
+  MeanSe delta_p;     ///< "Mean Δp"
+  MeanSe rms_delta_p; ///< "RMS Δp"
+  MeanSe same_top_p;  ///< "Same top p"
+};
+inline constexpr std::array<double, 9> kKldPercentiles = {0.999, 0.99, 0.95, 0.90, 0.50, 0.10, 0.05, 0.01, 0.001};
+
+/// The same over the rows of one position bucket.
+struct EvalBucket {
+  std::int64_t first_position = 0, end_position = 0;  ///< [first, end)
+  KldBlock block;
+  MeanSe entropy_shift;  ///< mean(H_cand - H_ref), nats
+};
+
+/// One plan, preset or scheme pair.
+struct EvalContender {
+  std::string name;         ///< preset, "KSCHEME:VSCHEME", or the plan's path as given
+  std::string kind;         ///< "uniform", "plan", "noise_floor", "negative_control"
+  std::string k, v;         ///< canonical schemes; empty for a mixed plan
+  std::string description;  ///< one line
+  std::string plan_sha256;  ///< empty unless kind is "plan"
+  std::int64_t n_sinks = 0, window = 0;
+  /// Bytes the runtime allocates, times 8, over the number of K and V elements, at 2,048 and 8,192 tokens of context.
+  std::optional<double> effective_bits_2048, effective_bits_8192;
+  KldBlock total;
+  std::vector<EvalBucket> buckets;
+  bool indistinguishable = false;  ///< mean KLD below 3 x the noise floor
+};
+
+struct EvalSettings {
+  std::int64_t seq_len = 0, n_documents = 0, n_rows = 0;
+  bool second_half = false;           ///< only rows of the second half of each document are scored
+  std::string prefill = "quantised";  ///< rows read quantised K and V of earlier tokens, or "exact"
+  std::string backend = "fake";       ///< "fake" (decode(encode(x)) in place) or "kvrt"
+};
+
+struct EvalResult {
+  Provenance provenance;
+  ModelIdentity model;
+  DataIdentity data;
+  std::optional<DataIdentity> calibration_data;  ///< of the statistics or plan, if one was given
+  bool same_text_as_calibration = false;
+  EvalSettings settings;
+  KldBlock noise_floor;               ///< reference against itself with another query-tile size
+  std::optional<EvalContender> negative_control;  ///< int2.token.g on all K, sinks 0, window 2
+  std::vector<EvalContender> contenders;
+  std::vector<std::string> warnings;
+};
+
+}  // namespace calib::sens

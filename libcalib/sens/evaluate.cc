@@ -1,0 +1,179 @@
+#include "libcalib/sens/evaluate.h"
+
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+
+#include "libcalib/model/streaming_runner.h"
+#include "libcalib/sens/joint_run.h"
+
+namespace calib::sens {
+namespace {
+
+constexpr double kIndistinguishable = 3, kControlAboveFloor = 10;
+
+/// Slots of the walk: the reference, its second tiling, the negative control, then the contenders.
+enum Slot : std::int64_t { kReference, kFloor, kControl, kFirstContender };
+
+struct RowRange {
+  std::int64_t first = 0, end = 0;
+};
+
+RowRange scored_rows(std::int64_t n_tokens, std::int64_t n_sinks, bool second_half) {
+  return {std::max(n_sinks, second_half ? n_tokens / 2 : 0), n_tokens - 1};
+}
+
+class Walk {
+ public:
+  Walk(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<const Contender*>& runs,
+       const EvaluateOptions& options, ThreadPool& pool, const EvaluateProgressFn& progress)
+      : model_(model), documents_(documents), runs_(runs), options_(options), pool_(pool), progress_(progress),
+        states_(documents, static_cast<std::int64_t>(runs.size()), model.identity().hidden_size,
+                model::tensor_options(model.device(), model.dtype()), options.hidden_memory_bytes) {
+    for (const text::Document& d : documents) n_tokens_ += static_cast<std::int64_t>(d.ids.size());
+    total_ = n_tokens_ * static_cast<std::int64_t>(runs.size()) * (model.n_layers() + 1);
+  }
+
+  void through_blocks() {
+    const c10::NoGradGuard no_grad;
+    const auto embedding = model_.load_embedding();
+    for (std::size_t d = 0; d < documents_.size(); ++d) states_.put(0, d, embedding->lookup(documents_[d].ids));
+    for (std::int64_t l = 0; l < model_.n_layers(); ++l) {
+      const auto block = model_.load_block(l);
+      for (std::size_t d = 0; d < documents_.size(); ++d) {
+        const at::Tensor embedded = l == 0 ? states_.get(0, d) : at::Tensor{};
+        for (std::size_t r = 0; r < runs_.size(); ++r) {
+          const auto slot = static_cast<std::int64_t>(r);
+          const LayerChange* change = runs_[r] == nullptr ? nullptr : &runs_[r]->layers[static_cast<std::size_t>(l)];
+          const std::int64_t tile = slot == kFloor ? options_.floor_query_tile : options_.query_tile;
+          states_.put(slot, d, run_block(*block, l == 0 ? embedded : states_.get(slot, d), change, tile, pool_));
+          advance(static_cast<std::int64_t>(documents_[d].ids.size()));
+        }
+      }
+    }
+  }
+
+  /// [run - 1][row] against the reference.
+  std::vector<std::vector<KldRow>> compare(const std::vector<std::string>& names, std::int64_t n_sinks) {
+    const auto head = model_.load_head();
+    std::vector<std::vector<KldRow>> out(runs_.size() - 1);
+    for (std::size_t d = 0; d < documents_.size(); ++d) {
+      const auto n = static_cast<std::int64_t>(documents_[d].ids.size());
+      const RowRange range = scored_rows(n, n_sinks, options_.second_half);
+      if (range.first < range.end) {
+        std::vector<at::Tensor> finals;
+        for (std::size_t r = 1; r < runs_.size(); ++r) finals.push_back(states_.get(static_cast<std::int64_t>(r), d));
+        auto rows = compare_final_states(*head, states_.get(kReference, d), finals, names, documents_[d].ids, static_cast<std::int32_t>(d), range.first,
+                                         range.end, pool_);
+        for (std::size_t r = 0; r < rows.size(); ++r) out[r].insert(out[r].end(), rows[r].begin(), rows[r].end());
+      }
+      advance(n * static_cast<std::int64_t>(runs_.size()));
+    }
+    return out;
+  }
+
+ private:
+  void advance(std::int64_t tokens) {
+    done_ += tokens;
+    if (progress_) progress_({done_, total_});
+  }
+
+  const model::StreamingModel& model_;
+  const std::vector<text::Document>& documents_;
+  const std::vector<const Contender*>& runs_;
+  const EvaluateOptions& options_;
+  ThreadPool& pool_;
+  const EvaluateProgressFn& progress_;
+  DocumentStates states_;
+  std::int64_t n_tokens_ = 0, done_ = 0, total_ = 0;
+};
+
+EvalContender measured(const EvalContender& header, const std::vector<KldRow>& rows) {
+  EvalContender out = header;
+  out.total = summarise_kld(rows);
+  out.buckets = summarise_buckets(rows);
+  return out;
+}
+
+void warn(EvalResult* result, const LogSink& log, std::string text) {
+  log.warning(text);
+  result->warnings.push_back(std::move(text));
+}
+
+}  // namespace
+
+void evaluate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
+              const EvaluateOptions& options, ThreadPool& pool, EvalResult* result, const LogSink& log, const EvaluateProgressFn& progress) {
+  if (!model.has_head())
+    fail(ErrorKind::kMismatch, model.identity().name, "has no lm_head.weight: next-token distributions cannot be compared");
+  std::int64_t n_sinks = 0, longest = 0, n_rows = 0;
+  for (const Contender& c : contenders) {
+    CALIB_CHECK(c.layers.size() == static_cast<std::size_t>(model.n_layers()));
+    n_sinks = std::max(n_sinks, c.header.n_sinks);
+  }
+  for (const text::Document& d : documents) {
+    const auto n = static_cast<std::int64_t>(d.ids.size());
+    const RowRange range = scored_rows(n, n_sinks, options.second_half);
+    longest = std::max(longest, n);
+    n_rows += std::max<std::int64_t>(0, range.end - range.first);
+    if (range.first >= range.end) warn(result, log, fmt::format("a document of {} tokens has no row past the {} sinks and is not scored", n, n_sinks));
+  }
+  if (n_rows == 0) fail(ErrorKind::kInfeasible, "--data", "no document is longer than the {} sinks and one scored row", n_sinks);
+
+  const Contender control = negative_control(model.identity());
+  std::vector<const Contender*> runs = {nullptr, nullptr, &control};
+  std::vector<std::string> names = {"noise floor", control.header.name};
+  for (const Contender& c : contenders) {
+    runs.push_back(&c);
+    names.push_back(c.header.name);
+  }
+  Walk walk(model, documents, runs, options, pool, progress);
+  walk.through_blocks();
+  const std::vector<std::vector<KldRow>> rows = walk.compare(names, n_sinks);
+
+  result->settings.seq_len = longest;
+  result->settings.n_documents = static_cast<std::int64_t>(documents.size());
+  result->settings.n_rows = n_rows;
+  result->settings.second_half = options.second_half;
+  result->noise_floor = summarise_kld(rows[kFloor - 1]);
+  result->negative_control = measured(control.header, rows[kControl - 1]);
+  const double floor = result->noise_floor.kld.mean, negative = result->negative_control->total.kld.mean;
+  if (!(negative > kControlAboveFloor * floor))
+    fail(ErrorKind::kInternal, "negative control",
+         "mean KLD of int2 keys is {:.3g}, not above {} times the noise floor {:.3g}: quantisation is not being applied, or the model does not use its keys",
+         negative, kControlAboveFloor, floor);
+  if (result->noise_floor.n_documents < 8)
+    warn(result, log, fmt::format("{} documents are fewer than 8: standard errors are rough", result->noise_floor.n_documents));
+  result->contenders.clear();
+  for (std::size_t c = 0; c < contenders.size(); ++c) {
+    EvalContender e = measured(contenders[c].header, rows[c + kFirstContender - 1]);
+    e.indistinguishable = e.total.kld.mean < kIndistinguishable * floor;
+    if (e.total.kld.mean > negative)
+      warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));
+    result->contenders.push_back(std::move(e));
+  }
+}
+
+EvaluateEstimate estimate_evaluate(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_contenders,
+                                   const EvaluateOptions& options) {
+  std::int64_t tokens = 0, longest = 0;
+  for (const text::Document& d : documents) {
+    tokens += static_cast<std::int64_t>(d.ids.size());
+    longest = std::max(longest, static_cast<std::int64_t>(d.ids.size()));
+  }
+  const std::int64_t hidden = tokens * static_cast<std::int64_t>(n_contenders + kFirstContender) * model.hidden_bytes_per_token();
+  EvaluateEstimate out;
+  out.hidden_memory_bytes = std::min(hidden, options.hidden_memory_bytes);
+  out.hidden_spill_bytes = hidden - out.hidden_memory_bytes;
+  const LayerGeometry& layer = model.layer(0);
+  const std::int64_t blocks = longest * (4 * model.hidden_bytes_per_token() + 3 * model.intermediate_size() * 4 +
+                                         (4 * layer.n_q_heads + 8 * layer.n_kv_heads) * layer.head_dim * 4) +
+                              3 * options.query_tile * longest * layer.n_q_heads * 4;
+  const std::int64_t vocab = model.identity().vocab_size;
+  const std::int64_t head = model.head_bytes() + 6 * model::logit_tile_rows(vocab) * vocab * 4 +
+                            static_cast<std::int64_t>(n_contenders + kFirstContender) * longest * model.hidden_bytes_per_token();
+  out.working_bytes = std::max(blocks + model.block_bytes(), head);
+  return out;
+}
+
+}  // namespace calib::sens

@@ -1,0 +1,124 @@
+#include "libcalib/sens/joint_run.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <c10/core/GradMode.h>
+
+#include "libcalib/model/streaming_runner.h"
+#include "libcalib/quant/fake_quant.h"
+#include "libcalib/sens/attention_backward.h"
+
+namespace calib::sens {
+namespace {
+
+std::vector<std::int64_t> first_rows(const std::vector<text::Document>& documents) {
+  std::vector<std::int64_t> rows{0};
+  for (const text::Document& d : documents) rows.push_back(rows.back() + static_cast<std::int64_t>(d.ids.size()));
+  return rows;
+}
+
+at::Tensor on_cpu(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
+
+// Coded and exact forms of one side in the scheme's frame; rows below n_sinks of the coded form are the exact ones.
+void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& layer, const kvrt::Tiers& tiers, const at::Tensor& x,
+                 at::Tensor* coded, at::Tensor* exact, ThreadPool& pool) {
+  const std::int64_t n_tokens = x.size(0);
+  *coded = at::empty_like(x);
+  *exact = at::empty_like(x);
+  quant::fake_quant_document(unit.scheme, side, layer, unit.params, tiers.n_sinks, kvrt::encodes_bf16(tiers), n_tokens, x.data_ptr<float>(),
+                             coded->data_ptr<float>(), pool);
+  quant::round_bf16(x.data_ptr<float>(), exact->data_ptr<float>(), x.numel());
+  const std::int64_t sinks = std::min(n_tokens, tiers.n_sinks);
+  coded->slice(0, 0, sinks).copy_(exact->slice(0, 0, sinks));
+}
+
+}  // namespace
+
+DocumentStates::DocumentStates(const std::vector<text::Document>& documents, std::int64_t n_slots, std::int64_t hidden_size,
+                               at::TensorOptions options, std::int64_t memory_limit_bytes)
+    : first_row_(first_rows(documents)), hidden_size_(hidden_size), options_(options),
+      store_(n_slots * first_row_.back(), hidden_size * static_cast<std::int64_t>(options.dtype().itemsize()), memory_limit_bytes) {}
+
+void DocumentStates::put(std::int64_t slot, std::size_t document, const at::Tensor& x) {
+  const at::Tensor dense = x.detach().to(options_.device(at::kCPU)).contiguous();
+  store_.write(row(slot, document), dense.size(0), dense.data_ptr());
+}
+
+at::Tensor DocumentStates::get(std::int64_t slot, std::size_t document) const {
+  at::Tensor x = at::empty({first_row_[document + 1] - first_row_[document], hidden_size_}, options_.device(at::kCPU));
+  store_.read(row(slot, document), x.size(0), x.data_ptr());
+  return x.to(options_.device());
+}
+
+ChangedCache change_cache(const model::Block& block, const at::Tensor& k_pre, const at::Tensor& k_post, const at::Tensor& v,
+                          const LayerChange& change, ThreadPool& pool) {
+  const c10::NoGradGuard no_grad;
+  ChangedCache out;
+  const auto device = k_post.device();
+  if (change.k) {
+    const bool pre = change.k->scheme.pre;
+    change_side(*change.k, Side::kK, block.geometry(), change.tiers, on_cpu(pre ? k_pre : k_post), &out.k_coded, &out.k_exact, pool);
+    for (at::Tensor* k : {&out.k_coded, &out.k_exact}) *k = pre ? block.rotate(k->to(device)) : k->to(device);
+  } else {
+    out.k_coded = out.k_exact = k_post.to(at::kFloat);
+  }
+  if (change.v) {
+    change_side(*change.v, Side::kV, block.geometry(), change.tiers, on_cpu(v), &out.v_coded, &out.v_exact, pool);
+    for (at::Tensor* x : {&out.v_coded, &out.v_exact}) *x = x->to(device);
+  } else {
+    out.v_coded = out.v_exact = v.to(at::kFloat);
+  }
+  return out;
+}
+
+at::Tensor run_block(const model::Block& block, const at::Tensor& x, const LayerChange* change, std::int64_t query_tile, ThreadPool& pool) {
+  const c10::NoGradGuard no_grad;
+  const model::Projected p = block.project(x);
+  const at::Tensor q = block.rotate(p.q_pre), k = block.rotate(p.k_pre);
+  const AttentionShape shape{block.geometry().softmax_scale, block.geometry().sliding_window, query_tile};
+  at::Tensor o;
+  if (change == nullptr) {
+    o = tiled_attention(q, k, p.v, shape);
+  } else {
+    const ChangedCache c = change_cache(block, p.k_pre, k, p.v, *change, pool);
+    o = mixed_attention(q, {c.k_coded, c.v_coded, c.k_exact, c.v_exact, change->tiers}, shape);
+  }
+  return block.finish(x, o.to(x.scalar_type()));
+}
+
+std::vector<std::vector<KldRow>> compare_final_states(const model::Head& head, const at::Tensor& reference, const std::vector<at::Tensor>& contenders,
+                                                      const std::vector<std::string>& names, const std::vector<text::TokenId>& ids,
+                                                      std::int32_t document, std::int64_t first, std::int64_t end, ThreadPool& pool) {
+  const c10::NoGradGuard no_grad;
+  const std::int64_t vocab = head.vocab_size(), tile = model::logit_tile_rows(vocab);
+  std::vector<std::vector<KldRow>> out(contenders.size());
+  for (auto& rows : out) rows.resize(static_cast<std::size_t>(std::max<std::int64_t>(0, end - first)));
+  for (std::int64_t t0 = first; t0 < end; t0 += tile) {
+    const std::int64_t t1 = std::min(end, t0 + tile);
+    const at::Tensor log_p = on_cpu(at::log_softmax(head.logits(reference.slice(0, t0, t1)), -1)), p = at::exp(log_p);
+    const float* log_p_data = log_p.data_ptr<float>();
+    const float* p_data = p.data_ptr<float>();
+    std::vector<ReferenceRow> reference_rows(static_cast<std::size_t>(t1 - t0));
+    pool.parallel_for(t1 - t0, [&](std::int64_t r) {
+      const std::int64_t label = ids[static_cast<std::size_t>(t0 + r + 1)];
+      reference_rows[static_cast<std::size_t>(r)] = make_reference_row(log_p_data + r * vocab, p_data + r * vocab, vocab, label);
+    });
+    for (std::size_t c = 0; c < contenders.size(); ++c) {
+      const at::Tensor log_q = on_cpu(at::log_softmax(head.logits(contenders[c].slice(0, t0, t1)), -1)), q = at::exp(log_q);
+      const float* log_q_data = log_q.data_ptr<float>();
+      const float* q_data = q.data_ptr<float>();
+      pool.parallel_for(t1 - t0, [&](std::int64_t r) {
+        KldRow row = compare_row(reference_rows[static_cast<std::size_t>(r)], log_q_data + r * vocab, q_data + r * vocab);
+        row.document = document;
+        row.position = t0 + r;
+        if (!std::isfinite(row.kld) || !std::isfinite(row.nll) || !std::isfinite(row.entropy_shift))
+          fail(ErrorKind::kNumeric, names[c], "non-finite logits in document {}, token {}", document, row.position);
+        out[c][static_cast<std::size_t>(row.position - first)] = row;
+      });
+    }
+  }
+  return out;
+}
+
+}  // namespace calib::sens

@@ -1,0 +1,50 @@
+#pragma once
+// INTERNAL to sens/: hidden states of many documents and runs, one block over a changed cache, and logits compared in row tiles.
+// Legend: T tokens, C hidden size, V vocabulary.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "libcalib/model/hidden_store.h"
+#include "libcalib/model/torch_block.h"
+#include "libcalib/sens/contender.h"
+#include "libcalib/sens/kld_block.h"
+#include "libcalib/text/corpus.h"
+
+namespace calib::sens {
+
+/// [slot, document] -> [T, C] in the compute dtype; a slot is a layer of a walk, a contender or a label draw.
+class DocumentStates {
+ public:
+  DocumentStates(const std::vector<text::Document>& documents, std::int64_t n_slots, std::int64_t hidden_size, at::TensorOptions options,
+                 std::int64_t memory_limit_bytes);
+  void put(std::int64_t slot, std::size_t document, const at::Tensor& x);
+  at::Tensor get(std::int64_t slot, std::size_t document) const;
+  std::int64_t spilled_bytes() const { return store_.spilled_bytes(); }
+
+ private:
+  std::int64_t row(std::int64_t slot, std::size_t document) const { return slot * first_row_.back() + first_row_[document]; }
+  std::vector<std::int64_t> first_row_;  ///< per document, then the total
+  std::int64_t hidden_size_;
+  at::TensorOptions options_;
+  model::HiddenStore store_;
+};
+
+/// One block over one document, x: [T, C] -> [T, C]. `change` null: exact cache. Attention runs in tiles of query_tile rows.
+at::Tensor run_block(const model::Block& block, const at::Tensor& x, const LayerChange* change, std::int64_t query_tile, ThreadPool& pool);
+
+/// K and V of one document as its rows read them under `change`.
+struct ChangedCache {
+  at::Tensor k_coded, k_exact, v_coded, v_exact;  ///< [T, H, D] fp32, post-RoPE
+};
+ChangedCache change_cache(const model::Block& block, const at::Tensor& k_pre, const at::Tensor& k_post, const at::Tensor& v,
+                          const LayerChange& change, ThreadPool& pool);
+
+/// Rows [first, end) of one document compared: reference final states against each contender's. Returns [contender][row].
+/// labels[t] is the next token of row t. Throws kNumeric naming contender and row of the first non-finite value.
+std::vector<std::vector<KldRow>> compare_final_states(const model::Head& head, const at::Tensor& reference, const std::vector<at::Tensor>& contenders,
+                                                      const std::vector<std::string>& names, const std::vector<text::TokenId>& ids,
+                                                      std::int32_t document, std::int64_t first, std::int64_t end, ThreadPool& pool);
+
+}  // namespace calib::sens

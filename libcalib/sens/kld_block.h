@@ -1,0 +1,46 @@
+#pragma once
+// Compares next-token distributions row by row and summarises them under the names of FORMATS.md 4. No Torch.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "libcalib/sens/eval_result.h"
+
+namespace calib::sens {
+
+/// One scored row: reference against contender.
+struct KldRow {
+  std::int32_t document = 0;
+  std::int64_t position = 0;
+  double kld = 0;                 ///< nats, KL(ref || cand)
+  double nll_ref = 0, nll = 0;    ///< nats, of the text's next token
+  double delta_p = 0;             ///< 100 * (p_cand(y) - p_ref(y))
+  double entropy_shift = 0;       ///< H_cand - H_ref, nats
+  bool same_top = false;
+};
+
+/// Log-probabilities of one row and what depends on the reference alone.
+struct ReferenceRow {
+  const float* log_p = nullptr;  ///< [V]
+  const float* p = nullptr;      ///< [V] exp(log_p)
+  std::int64_t vocab_size = 0;
+  std::int64_t label = 0;        ///< the text's next token
+  std::int64_t top = 0;          ///< argmax, lowest index on ties
+  double entropy = 0;
+};
+
+/// Fills `top` and `entropy`. Requires: label in [0, vocab_size).
+ReferenceRow make_reference_row(const float* log_p, const float* p, std::int64_t vocab_size, std::int64_t label);
+
+/// log_q, q: the contender's row. Sums are double; rounding residue of the KL below 0 becomes 0. `document`, `position` stay 0.
+KldRow compare_row(const ReferenceRow& reference, const float* log_q, const float* q);
+
+/// Means over rows with standard errors over documents (METHODS.md 9); with a single document, over blocks of 256 positions; SE 0 with
+/// a single block. The PPL ratio's error comes from paired differences. Requires: rows grouped by document, at least one row.
+KldBlock summarise_kld(std::span<const KldRow> rows);
+
+/// The same for each position bucket that has rows.
+std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows);
+
+}  // namespace calib::sens

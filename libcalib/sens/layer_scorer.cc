@@ -1,0 +1,234 @@
+#include "libcalib/sens/layer_scorer.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include <c10/core/GradMode.h>
+
+#include "libcalib/quant/fake_quant.h"
+#include "libcalib/sens/fisher.h"
+
+namespace calib::sens {
+namespace {
+
+constexpr std::uint64_t kBootstrapSeed = 20240607;  // fixed: standard errors do not depend on --seed
+
+at::Tensor on_cpu(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
+
+// bf16(x) - x: what exact segments add.
+at::Tensor rounding_error(const at::Tensor& x) {
+  at::Tensor out = at::empty_like(x);
+  quant::round_bf16(x.data_ptr<float>(), out.data_ptr<float>(), x.numel());
+  return out.sub_(x);
+}
+
+bool same(const kvrt::Tiers& a, const kvrt::Tiers& b) {
+  return a.n_sinks == b.n_sinks && a.window == b.window && a.block_base == b.block_base && a.block_salient == b.block_salient;
+}
+
+}  // namespace
+
+LayerScorer::LayerScorer(const model::Block& block, std::vector<UnitCandidate> keys, std::vector<UnitCandidate> values,
+                         const ScoreSettings& settings, ThreadPool& pool)
+    : block_(block), settings_(settings), pool_(pool), w_o_(on_cpu(block.output_projection())) {
+  keys_ = make_unit(Side::kK, std::move(keys));
+  values_ = make_unit(Side::kV, std::move(values));
+}
+
+LayerScorer::UnitState LayerScorer::make_unit(Side side, std::vector<UnitCandidate> candidates) const {
+  UnitState unit;
+  unit.side = side;
+  unit.candidates = std::move(candidates);
+  for (const UnitCandidate& c : unit.candidates)
+    for (const std::int64_t window : settings_.windows) {
+      const kvrt::Tiers tiers = isolated_tiers(c.scheme, settings_.n_sinks, window);
+      const auto at = std::find_if(unit.classes.begin(), unit.classes.end(), [&](const kvrt::Tiers& t) { return same(t, tiers); });
+      unit.class_of.push_back(static_cast<std::size_t>(at - unit.classes.begin()));
+      if (at == unit.classes.end()) unit.classes.push_back(tiers);
+    }
+  unit.rows.resize(unit.class_of.size());
+  return unit;
+}
+
+at::Tensor LayerScorer::error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const {
+  at::Tensor out = at::empty_like(x);
+  quantisation_error(candidate, side, block_.geometry(), settings_.n_sinks, bf16_input, x.size(0), x.data_ptr<float>(), out.data_ptr<float>(), pool_);
+  return out;
+}
+
+LayerScorer::FrameGradients LayerScorer::split_gradients(const UnitState& unit, const at::Tensor& full, const std::vector<at::Tensor>& exact,
+                                                         const at::Tensor& rounding, bool pre) const {
+  const std::int64_t t = full.size(0), r = full.size(1), h = full.size(2), d = full.size(3);
+  const auto to_frame = [&](const at::Tensor& g) {
+    return on_cpu(pre ? block_.unrotate(g.view({t, r * h, d})).view({t, r, h, d}) : g);
+  };
+  FrameGradients out;
+  for (std::size_t c = 0; c < unit.classes.size(); ++c) {
+    out.coded.push_back(to_frame(coded_gradient(full, exact[c], unit.classes[c])));
+    const at::Tensor g_exact = to_frame(exact[c]);
+    out.exact_vec.emplace_back(static_cast<std::size_t>(t), 0.0);
+    out.exact_diagonal.emplace_back(static_cast<std::size_t>(t), 0.0);
+    add_fisher_rows({t, r, h, d}, g_exact.data_ptr<float>(), rounding.data_ptr<float>(), out.exact_vec.back().data(),
+                    out.exact_diagonal.back().data(), pool_);
+  }
+  return out;
+}
+
+void LayerScorer::add_fisher(const at::Tensor& error, const FrameGradients& g, std::size_t class_idx, Rows* rows) const {
+  std::vector<double> vec = g.exact_vec[class_idx], diagonal = g.exact_diagonal[class_idx];
+  const at::Tensor& coded = g.coded[class_idx];
+  add_fisher_rows({coded.size(0), coded.size(1), coded.size(2), coded.size(3)}, coded.data_ptr<float>(), error.data_ptr<float>(), vec.data(),
+                  diagonal.data(), pool_);
+  rows->vec.insert(rows->vec.end(), vec.begin(), vec.end());
+  rows->diagonal.insert(rows->diagonal.end(), diagonal.begin(), diagonal.end());
+}
+
+void LayerScorer::score_keys(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe) {
+  // [0] post, [1] pre; filled for the frames that candidates use.
+  const at::Tensor k[2] = {on_cpu(x.k_post), on_cpu(x.k_pre)};
+  std::optional<FrameGradients> g[2];
+  std::vector<at::Tensor> exact_scores[2];
+  const auto to_post = [&](const at::Tensor& error, bool pre) { return pre ? on_cpu(block_.rotate(error.to(x.k_post.device()))) : error; };
+  const std::size_t n_windows = settings_.windows.size();
+  for (std::size_t i = 0; i < keys_.candidates.size(); ++i) {
+    const UnitCandidate& candidate = keys_.candidates[i];
+    const bool pre = candidate.scheme.pre;
+    if (gradients != nullptr && !g[pre]) g[pre] = split_gradients(keys_, gradients->d_k, gradients->exact_k, rounding_error(k[pre]), pre);
+    if (probe != nullptr && exact_scores[pre].empty()) exact_scores[pre] = probe->score_changes(to_post(rounding_error(k[pre]), pre));
+    for (const bool bf16_input : {false, true}) {
+      at::Tensor error;
+      std::vector<at::Tensor> coded_scores;
+      for (std::size_t w = 0; w < n_windows; ++w) {
+        const std::size_t class_idx = keys_.class_of[i * n_windows + w];
+        if (kvrt::encodes_bf16(keys_.classes[class_idx]) != bf16_input) continue;
+        Rows& rows = keys_.rows[i * n_windows + w];
+        if (!error.defined()) error = error_of(candidate, Side::kK, k[pre], bf16_input);
+        if (gradients != nullptr) add_fisher(error, *g[pre], class_idx, &rows);
+        if (probe == nullptr) continue;
+        if (coded_scores.empty()) coded_scores = probe->score_changes(to_post(error, pre));
+        const std::size_t begin = rows.kl.size();
+        rows.kl.resize(begin + probe->n_rows());
+        rows.out.resize(begin + probe->n_rows());
+        probe->compare_keys(coded_scores, exact_scores[pre], keys_.classes[class_idx], rows.kl.data() + begin, rows.out.data() + begin);
+      }
+    }
+  }
+}
+
+void LayerScorer::score_values(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe) {
+  if (values_.candidates.empty()) return;
+  const at::Tensor v = on_cpu(x.v), rounding = rounding_error(v);
+  std::optional<FrameGradients> g;
+  if (gradients != nullptr) g = split_gradients(values_, gradients->d_v, gradients->exact_v, rounding, false);
+  std::vector<AttentionProbe::ValueClass> split;
+  if (probe != nullptr)
+    for (const kvrt::Tiers& tiers : values_.classes) split.push_back(probe->split_values(rounding, tiers));
+  const std::size_t n_windows = settings_.windows.size();
+  for (std::size_t i = 0; i < values_.candidates.size(); ++i)
+    for (const bool bf16_input : {false, true}) {
+      at::Tensor error;
+      for (std::size_t w = 0; w < n_windows; ++w) {
+        const std::size_t class_idx = values_.class_of[i * n_windows + w];
+        if (kvrt::encodes_bf16(values_.classes[class_idx]) != bf16_input) continue;
+        Rows& rows = values_.rows[i * n_windows + w];
+        if (!error.defined()) error = error_of(values_.candidates[i], Side::kV, v, bf16_input);
+        if (g) add_fisher(error, *g, class_idx, &rows);
+        if (probe == nullptr) continue;
+        const std::size_t begin = rows.out.size();
+        rows.kl.resize(begin + probe->n_rows(), 0.0f);  // values do not enter the scores: exactly 0
+        rows.out.resize(begin + probe->n_rows());
+        probe->compare_values(error, split[class_idx], rows.out.data() + begin);
+      }
+    }
+}
+
+void LayerScorer::add_document(std::int32_t document, const DocumentAttention& x, const AttentionGradients* gradients) {
+  const c10::NoGradGuard no_grad;
+  const std::int64_t n_tokens = x.q_post.size(0);
+  longest_ = std::max(longest_, n_tokens);
+  if (settings_.fisher) {
+    CALIB_CHECK(gradients != nullptr);
+    for (std::int64_t j = 0; j < n_tokens; ++j) {
+      token_rows_.document.push_back(document);
+      token_rows_.position.push_back(j);
+      token_rows_.weight.push_back(1);
+      token_rows_.denominator.push_back(j >= settings_.n_sinks ? 1 : 0);  // n = loss rows; a sink key has a cost but no loss row
+    }
+  }
+  std::optional<AttentionProbe> probe;
+  if (settings_.attn_kl || settings_.attn_out) {
+    const SampledPositions sampled = sample_positions(settings_.seed, static_cast<std::uint64_t>(document),
+                                                      static_cast<std::uint64_t>(block_.geometry().index), n_tokens, settings_.n_sinks,
+                                                      settings_.rows_per_document);
+    if (!sampled.rows.empty()) {
+      probe.emplace(on_cpu(x.q_post), on_cpu(x.k_post), on_cpu(x.v), w_o_, block_.geometry(), sampled.rows, pool_);
+      for (std::size_t r = 0; r < sampled.rows.size(); ++r) {
+        sampled_rows_.document.push_back(document);
+        sampled_rows_.position.push_back(sampled.rows[r]);
+        sampled_rows_.weight.push_back(sampled.weight[r]);
+        sampled_rows_.denominator.push_back(probe->output_norm2()[r]);
+      }
+    }
+  }
+  const AttentionGradients* used = settings_.fisher ? gradients : nullptr;
+  score_keys(x, used, probe ? &*probe : nullptr);
+  score_values(x, used, probe ? &*probe : nullptr);
+}
+
+void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const Bootstrap& tokens, const Bootstrap& sampled,
+                              SensResult* result) const {
+  RowIndex plain = sampled_rows_;  // attn_kl is a mean, not a ratio
+  std::fill(plain.denominator.begin(), plain.denominator.end(), 1.0);
+  const std::size_t n_windows = settings_.windows.size();
+  const std::int64_t n = static_cast<std::int64_t>(unit.rows.size());
+  pool_.parallel_for(n, [&](std::int64_t k) {
+    const auto i = static_cast<std::size_t>(k) / n_windows, w = static_cast<std::size_t>(k) % n_windows;
+    const Rows& rows = unit.rows[static_cast<std::size_t>(k)];
+    const std::size_t scheme = unit.candidates[i].scheme_idx;
+    const auto store = [&](const RowIndex& index, const std::vector<float>& values, const Bootstrap& bootstrap, const char* metric) {
+      store_spread(summarise(index, values, bootstrap, result->n_buckets), unit_idx, scheme, w, metric, result);
+    };
+    if (settings_.fisher) {
+      store(token_rows_, rows.vec, tokens, "fisher_vec");
+      store(token_rows_, rows.diagonal, tokens, "fisher");
+    }
+    if (settings_.attn_kl) store(plain, rows.kl, sampled, "attn_kl");
+    if (settings_.attn_out) store(sampled_rows_, rows.out, sampled, "attn_out");
+  });
+}
+
+void LayerScorer::finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) const {
+  const Bootstrap tokens(token_rows_, kBootstrapSeed), sampled(sampled_rows_, kBootstrapSeed);
+  finish_unit(keys_, key_unit, tokens, sampled, result);
+  finish_unit(values_, value_unit, tokens, sampled, result);
+}
+
+void prepare_tables(const ScoreSettings& settings, std::int64_t seq_len, SensResult* result) {
+  result->windows = settings.windows;
+  result->n_buckets = n_position_buckets(seq_len);
+  std::vector<std::string> metrics;
+  if (settings.fisher) metrics.insert(metrics.end(), {"fisher_vec", "fisher"});
+  if (settings.attn_kl) metrics.push_back("attn_kl");
+  if (settings.attn_out) metrics.push_back("attn_out");
+  const std::size_t n = result->units.size() * result->schemes.size() * result->windows.size();
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (const std::string& name : metrics) {
+    ScoreTable& table = result->scores[name];
+    for (std::vector<double>* column : {&table.mean, &table.se, &table.p99, &table.max, &table.worst_decile}) column->assign(n, kNaN);
+    table.by_bucket.assign(n * static_cast<std::size_t>(result->n_buckets), kNaN);
+  }
+}
+
+void store_spread(const Spread& spread, std::size_t unit, std::size_t scheme, std::size_t window, const std::string& metric, SensResult* result) {
+  ScoreTable& table = result->scores.at(metric);
+  const std::size_t i = result->index(unit, scheme, window), n_buckets = static_cast<std::size_t>(result->n_buckets);
+  table.mean[i] = spread.mean;
+  table.se[i] = spread.se;
+  table.p99[i] = spread.p99;
+  table.max[i] = spread.max;
+  table.worst_decile[i] = spread.worst_decile;
+  std::copy(spread.by_bucket.begin(), spread.by_bucket.end(), table.by_bucket.begin() + static_cast<std::ptrdiff_t>(i * n_buckets));
+}
+
+}  // namespace calib::sens

@@ -1,0 +1,90 @@
+#pragma once
+// INTERNAL to sens/: scores every candidate of one layer's two units, document by document, in one pass over its tensors.
+// Legend: T tokens, Q query heads, H KV heads, D head_dim, R label draws.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "libcalib/model/torch_block.h"
+#include "libcalib/sens/attention_backward.h"
+#include "libcalib/sens/candidates.h"
+#include "libcalib/sens/forward_metrics.h"
+#include "libcalib/sens/metrics.h"
+
+namespace calib::sens {
+
+struct ScoreSettings {
+  std::int64_t n_sinks = 4;
+  std::vector<std::int64_t> windows = {128};
+  std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl and attn_out
+  std::uint64_t seed = 0;
+  bool fisher = true;     ///< fisher_vec and fisher
+  bool attn_kl = true, attn_out = true;
+};
+
+/// Post-RoPE queries and keys, pre-RoPE keys and values of one document, fp32 on the compute device.
+struct DocumentAttention {
+  at::Tensor q_post, k_pre, k_post, v;
+};
+
+class LayerScorer {
+ public:
+  LayerScorer(const model::Block& block, std::vector<UnitCandidate> keys, std::vector<UnitCandidate> values, const ScoreSettings& settings,
+              ThreadPool& pool);
+
+  /// Classes for which attention_backward() must split the gradient.
+  const std::vector<kvrt::Tiers>& key_classes() const { return keys_.classes; }
+  const std::vector<kvrt::Tiers>& value_classes() const { return values_.classes; }
+
+  /// `gradients` may be null if no fisher metric is asked for. Documents in ascending order.
+  void add_document(std::int32_t document, const DocumentAttention& x, const AttentionGradients* gradients);
+
+  /// Writes the two units' spreads into `result` (tables sized beforehand).
+  void finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) const;
+  bool few_docs() const { return few_docs_; }
+
+ private:
+  /// Rows of one (candidate, window), in the order of the row index.
+  struct Rows {
+    std::vector<float> vec, diagonal, kl, out;
+  };
+  struct UnitState {
+    Side side = Side::kK;
+    std::vector<UnitCandidate> candidates;
+    std::vector<kvrt::Tiers> classes;
+    std::vector<std::size_t> class_of;  ///< [candidate, window]
+    std::vector<Rows> rows;             ///< [candidate, window]
+  };
+  /// Gradients of one frame, split by class, and the exact segments' share of the Fisher rows.
+  struct FrameGradients {
+    std::vector<at::Tensor> coded;                            ///< per class [T, R, H, D] on the CPU
+    std::vector<std::vector<double>> exact_vec, exact_diagonal;  ///< per class [T]
+  };
+
+  UnitState make_unit(Side side, std::vector<UnitCandidate> candidates) const;
+  FrameGradients split_gradients(const UnitState& unit, const at::Tensor& full, const std::vector<at::Tensor>& exact,
+                                 const at::Tensor& rounding, bool pre) const;
+  void add_fisher(const at::Tensor& error, const FrameGradients& g, std::size_t class_idx, Rows* rows) const;
+  void score_keys(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe);
+  void score_values(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe);
+  at::Tensor error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const;
+  void finish_unit(const UnitState& unit, std::size_t unit_idx, const Bootstrap& tokens, const Bootstrap& sampled, SensResult* result) const;
+
+  const model::Block& block_;
+  ScoreSettings settings_;
+  ThreadPool& pool_;
+  at::Tensor w_o_;
+  UnitState keys_, values_;
+  RowIndex token_rows_, sampled_rows_;
+  bool few_docs_ = false;
+  std::int64_t longest_ = 0;
+};
+
+/// Names of the score tables that the settings ask for, and their empty tables.
+void prepare_tables(const ScoreSettings& settings, std::int64_t seq_len, SensResult* result);
+
+/// Copies one spread into a table.
+void store_spread(const Spread& spread, std::size_t unit, std::size_t scheme, std::size_t window, const std::string& metric, SensResult* result);
+
+}  // namespace calib::sens

@@ -1,0 +1,214 @@
+#include "libcalib/sens/sweep.h"
+
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+
+#include "libcalib/sens/fisher_walk.h"
+#include "libcalib/sens/joint_run.h"
+#include "libcalib/sens/layer_scorer.h"
+#include "libcalib/sens/logit_kl.h"
+
+namespace calib::sens {
+namespace {
+
+bool wants(const SweepOptions& options, const char* metric) {
+  return std::find(options.metrics.begin(), options.metrics.end(), metric) != options.metrics.end();
+}
+
+std::int64_t longest(const std::vector<text::Document>& documents) {
+  std::size_t n = 0;
+  for (const text::Document& d : documents) n = std::max(n, d.ids.size());
+  return static_cast<std::int64_t>(n);
+}
+
+class Sweep {
+ public:
+  Sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
+        const ParamsProvider& params, ThreadPool& pool, SensResult* result, const LogSink& log, const SweepProgressFn& progress)
+      : model_(model), documents_(documents), options_(options), params_(params), pool_(pool), result_(result), log_(log), progress_(progress) {
+    settings_.n_sinks = options.n_sinks;
+    settings_.windows = options.windows;
+    settings_.rows_per_document = options.rows_per_document;
+    settings_.seed = options.seed;
+    settings_.fisher = wants(options, "fisher_vec") || wants(options, "fisher");
+    settings_.attn_kl = wants(options, "attn_kl");
+    settings_.attn_out = wants(options, "attn_out");
+    for (const text::Document& d : documents) n_tokens_ += static_cast<std::int64_t>(d.ids.size());
+  }
+
+  void run() {
+    prepare_tables(settings_, longest(documents_), result_);
+    const at::TensorOptions options = model::tensor_options(model_.device(), model_.dtype());
+    const std::int64_t n_layers = model_.n_layers(), hidden = model_.identity().hidden_size;
+    const bool forward_scores = settings_.attn_kl || settings_.attn_out, logit_kl = wants(options_, "logit_kl");
+    const std::int64_t n_slots = settings_.fisher || logit_kl ? n_layers + 1 : 1;
+    DocumentStates states(documents_, n_slots, hidden, options, options_.hidden_memory_bytes);
+    walk_forward(states, n_slots > 1, forward_scores && !settings_.fisher);
+    if (settings_.fisher) {
+      DocumentStates gradients(documents_, options_.n_draws, hidden, options, options_.hidden_memory_bytes);
+      seed_gradients(states, gradients);
+      walk_backward(states, gradients);
+    }
+    if (logit_kl) score_logit_kl(model_, documents_, states, options_, params_, pool_, result_, progress_);
+    if (few_docs_)
+      log_.warning(fmt::format("{} documents are fewer than 8: standard errors come from blocks of 256 rows", documents_.size()));
+    drop_unasked();
+  }
+
+ private:
+  void report(const char* phase, std::int64_t done, std::int64_t total) const {
+    if (progress_) progress_({phase, done, total});
+  }
+
+  // The units of a layer, if it is scored.
+  bool units_of(std::int64_t l, std::size_t* key_unit, std::size_t* value_unit) const {
+    const int index = model_.layer(l).index;
+    bool found = false;
+    for (std::size_t u = 0; u < result_->units.size(); ++u) {
+      if (result_->units[u].layer != index) continue;
+      (result_->units[u].side == Side::kK ? *key_unit : *value_unit) = u;
+      found = true;
+    }
+    return found;
+  }
+
+  LayerScorer make_scorer(const model::Block& block, std::size_t key_unit, std::size_t value_unit) const {
+    return LayerScorer(block, unit_candidates(*result_, key_unit, params_), unit_candidates(*result_, value_unit, params_), settings_, pool_);
+  }
+
+  void walk_forward(DocumentStates& states, bool keep_all, bool score) {
+    const c10::NoGradGuard no_grad;
+    const auto embedding = model_.load_embedding();
+    for (std::size_t d = 0; d < documents_.size(); ++d) states.put(0, d, embedding->lookup(documents_[d].ids));
+    const std::int64_t n_layers = model_.n_layers();
+    for (std::int64_t l = 0; l < n_layers; ++l) {
+      const auto block = model_.load_block(l);
+      std::size_t key_unit = 0, value_unit = 0;
+      std::unique_ptr<LayerScorer> scorer;
+      if (score && units_of(l, &key_unit, &value_unit)) scorer = std::make_unique<LayerScorer>(make_scorer(*block, key_unit, value_unit));
+      for (std::size_t d = 0; d < documents_.size(); ++d) {
+        const at::Tensor x = states.get(keep_all ? l : 0, d);
+        const model::Projected p = block->project(x);
+        const at::Tensor q = block->rotate(p.q_pre), k = block->rotate(p.k_pre);
+        if (scorer)
+          scorer->add_document(static_cast<std::int32_t>(d), {q.to(at::kFloat), p.k_pre.to(at::kFloat), k.to(at::kFloat), p.v.to(at::kFloat)}, nullptr);
+        const at::Tensor y = block->finish(x, block->attend(q, k, p.v));
+        check_finite(y, l, d);
+        states.put(keep_all ? l + 1 : 0, d, y);
+        report("forward", l * static_cast<std::int64_t>(documents_.size()) + static_cast<std::int64_t>(d) + 1, n_layers * static_cast<std::int64_t>(documents_.size()));
+      }
+      if (scorer) {
+        scorer->finish(key_unit, value_unit, result_);
+        few_docs_ |= scorer->few_docs();
+      }
+    }
+  }
+
+  void check_finite(const at::Tensor& y, std::int64_t l, std::size_t d) const {
+    if (!at::isfinite(y.sum()).item<bool>())
+      fail(ErrorKind::kNumeric, model_.identity().name, "non-finite hidden state leaves layer {} in document {}", l, d);
+  }
+
+  void seed_gradients(const DocumentStates& states, DocumentStates& gradients) {
+    const auto head = model_.load_head();
+    for (std::size_t d = 0; d < documents_.size(); ++d) {
+      const auto g = sampled_label_gradients(*head, states.get(model_.n_layers(), d), settings_.n_sinks, options_.n_draws, options_.seed, d, pool_);
+      for (int r = 0; r < options_.n_draws; ++r) gradients.put(r, d, g[static_cast<std::size_t>(r)]);
+      report("labels", static_cast<std::int64_t>(d) + 1, static_cast<std::int64_t>(documents_.size()));
+    }
+  }
+
+  void walk_backward(const DocumentStates& states, DocumentStates& gradients) {
+    const std::int64_t n_layers = model_.n_layers();
+    std::int64_t lowest = n_layers;
+    std::size_t key_unit = 0, value_unit = 0;
+    for (std::int64_t l = n_layers - 1; l >= 0; --l)
+      if (units_of(l, &key_unit, &value_unit)) lowest = l;
+    const auto n_documents = static_cast<std::int64_t>(documents_.size());
+    for (std::int64_t l = n_layers - 1; l >= lowest; --l) {
+      const auto block = model_.load_block(l);
+      std::unique_ptr<LayerScorer> scorer;
+      if (units_of(l, &key_unit, &value_unit)) scorer = std::make_unique<LayerScorer>(make_scorer(*block, key_unit, value_unit));
+      for (std::size_t d = 0; d < documents_.size(); ++d) {
+        BlockGraph graph(*block, states.get(l, d));
+        std::vector<at::Tensor> d_y;
+        for (int r = 0; r < options_.n_draws; ++r) d_y.push_back(gradients.get(r, d));
+        const AttentionGradients g = graph.backward(d_y, scorer ? scorer->key_classes() : std::vector<kvrt::Tiers>{},
+                                                    scorer ? scorer->value_classes() : std::vector<kvrt::Tiers>{});
+        if (scorer) scorer->add_document(static_cast<std::int32_t>(d), graph.attention(), &g);
+        for (int r = 0; r < options_.n_draws; ++r) gradients.put(r, d, d_y[static_cast<std::size_t>(r)]);
+        report("backward", (n_layers - 1 - l) * n_documents + static_cast<std::int64_t>(d) + 1, (n_layers - lowest) * n_documents);
+      }
+      if (scorer) {
+        scorer->finish(key_unit, value_unit, result_);
+        few_docs_ |= scorer->few_docs();
+      }
+    }
+  }
+
+  // fisher and fisher_vec come from one pass; only what was asked for is kept.
+  void drop_unasked() {
+    for (const char* metric : {"fisher_vec", "fisher"})
+      if (!wants(options_, metric)) result_->scores.erase(metric);
+  }
+
+  const model::StreamingModel& model_;
+  const std::vector<text::Document>& documents_;
+  const SweepOptions& options_;
+  const ParamsProvider& params_;
+  ThreadPool& pool_;
+  SensResult* result_;
+  const LogSink& log_;
+  const SweepProgressFn& progress_;
+  ScoreSettings settings_;
+  std::int64_t n_tokens_ = 0;
+  bool few_docs_ = false;
+};
+
+}  // namespace
+
+const std::vector<std::string>& known_metrics() {
+  static const std::vector<std::string> names = {"fisher_vec", "fisher", "attn_kl", "attn_out", "logit_kl"};
+  return names;
+}
+
+void run_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
+               const ParamsProvider& params, ThreadPool& pool, SensResult* result, const LogSink& log, const SweepProgressFn& progress) {
+  for (const std::string& m : options.metrics)
+    if (std::find(known_metrics().begin(), known_metrics().end(), m) == known_metrics().end())
+      fail(ErrorKind::kUsage, "--metric", "unknown metric {}; known: {}", m, fmt::join(known_metrics(), ", "));
+  if (options.n_draws < 1) fail(ErrorKind::kUsage, "--draws", "got {}, expected at least 1", options.n_draws);
+  for (std::size_t d = 0; d < documents.size(); ++d)
+    if (static_cast<std::int64_t>(documents[d].ids.size()) <= options.n_sinks + 1)
+      fail(ErrorKind::kInfeasible, "--sinks", "document {} has {} tokens, no more than the {} sinks and one scored row", d, documents[d].ids.size(),
+           options.n_sinks);
+  const bool needs_head = wants(options, "fisher") || wants(options, "fisher_vec") || wants(options, "logit_kl");
+  if (needs_head && !model.has_head())
+    fail(ErrorKind::kMismatch, model.identity().name,
+         "has no lm_head.weight, which fisher, fisher_vec and logit_kl need; use --metric attn_kl,attn_out or a complete checkpoint");
+  result->n_sinks = options.n_sinks;
+  Sweep(model, documents, options, params, pool, result, log, progress).run();
+}
+
+SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
+                             const SensResult& grid) {
+  std::int64_t tokens = 0;
+  for (const text::Document& d : documents) tokens += static_cast<std::int64_t>(d.ids.size());
+  const bool fisher = wants(options, "fisher") || wants(options, "fisher_vec");
+  const std::int64_t slots = (fisher || wants(options, "logit_kl") ? model.n_layers() + 1 : 1) + (fisher ? options.n_draws : 0);
+  const std::int64_t hidden = slots * tokens * model.hidden_bytes_per_token();
+  SweepEstimate out;
+  out.hidden_memory_bytes = std::min(hidden, options.hidden_memory_bytes);
+  out.hidden_spill_bytes = hidden - out.hidden_memory_bytes;
+  const LayerGeometry& layer = model.layer(0);
+  const std::int64_t n = longest(documents), row = static_cast<std::int64_t>(layer.n_kv_heads) * layer.head_dim * 4;
+  const std::int64_t query_row = static_cast<std::int64_t>(layer.n_q_heads) * layer.head_dim * 4;
+  // Activations of one differentiable block, gradients of all draws and classes, probabilities of the sampled rows, scored rows.
+  out.working_bytes = n * (8 * model.hidden_bytes_per_token() + 6 * model.intermediate_size() * 4) +
+                      n * options.n_draws * (3 * query_row + 12 * row) + options.rows_per_document * n * layer.n_q_heads * 4 * 4 +
+                      tokens * static_cast<std::int64_t>(grid.schemes.size() * options.windows.size()) * 2 * 4;
+  return out;
+}
+
+}  // namespace calib::sens

@@ -1,0 +1,51 @@
+#pragma once
+// Scores a whole grid of candidates in two walks over the model: forward, keeping the state that enters each block, and backward,
+// one block in memory, with label gradients for all units and schemes at once (METHODS.md 7). No Torch types here.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "libcalib/base/thread_pool.h"
+#include "libcalib/model/streaming_model.h"
+#include "libcalib/sens/candidates.h"
+#include "libcalib/sens/sens_result.h"
+#include "libcalib/text/corpus.h"
+
+namespace calib::sens {
+
+struct SweepOptions {
+  std::vector<std::string> metrics = {"fisher_vec", "fisher", "attn_kl", "attn_out"};
+  std::vector<std::int64_t> windows = {128};
+  std::int64_t n_sinks = 4;
+  int n_draws = 2;                       ///< label draws of the Fisher walk
+  std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl and attn_out
+  std::uint64_t seed = 0;
+  std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;
+  bool reverse_gradients = false;        ///< tests only: pairs each layer with the gradient of its mirror image
+};
+
+/// Metric names that --metric knows.
+const std::vector<std::string>& known_metrics();
+
+struct SweepProgress {
+  std::string phase;  ///< "forward", "labels", "backward", "logit_kl"
+  std::int64_t done = 0, total = 0;
+};
+using SweepProgressFn = std::function<void(const SweepProgress&)>;
+
+/// Requires: result->model, data and the grid laid out (lay_out_grid). Fills windows, buckets and score tables.
+/// Throws: kUsage (unknown metric, draws < 1), kMismatch (a Fisher metric or logit_kl without a head), kInfeasible (documents no longer
+/// than the sinks), kNumeric naming layer and document.
+void run_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
+               const ParamsProvider& params, ThreadPool& pool, SensResult* result, const LogSink& log = {}, const SweepProgressFn& progress = {});
+
+/// Bytes a sweep holds beside the model: hidden states in memory and on disk, and one layer's working set.
+struct SweepEstimate {
+  std::int64_t hidden_memory_bytes = 0, hidden_spill_bytes = 0, working_bytes = 0;
+};
+SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
+                             const SensResult& grid);
+
+}  // namespace calib::sens

@@ -1,0 +1,49 @@
+// Values per second of fake_quant on one core, by scheme and head_dim: T 1024, 3 heads, dense, BF16 input rounding on.
+
+#include <string>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "kernels/write/fake_quant.h"
+
+namespace {
+
+void run(benchmark::State& state, const std::string& text, int head_dim) {
+  constexpr int kTokens = 1024, kHeads = 3;
+  kvrt::Scheme scheme;
+  std::string error;
+  if (!kvrt::parse_scheme(text, &scheme, &error)) return state.SkipWithError(error.c_str());
+  const std::size_t n = static_cast<std::size_t>(kTokens) * kHeads * static_cast<std::size_t>(head_dim);
+  std::vector<float> x(n), out(n), mean(static_cast<std::size_t>(kHeads * head_dim), 0.125f), clip(kHeads, 4.0f);
+  std::uint32_t seed = 1;
+  for (float& v : x) v = static_cast<float>(static_cast<std::int32_t>(seed = seed * 1664525u + 1013904223u)) * 0x1p-29f;
+  kvrt::FakeQuantArgs args;
+  args.scheme = scheme;
+  args.n_tokens = kTokens, args.n_heads = kHeads, args.head_dim = head_dim;
+  args.x = x.data(), args.out = out.data();
+  args.mean = mean.data(), args.clip_hi = clip.data();
+  args.round_input_to_bf16 = true;
+  for (auto _ : state) {
+    if (const kvrt::Status status = kvrt::fake_quant(args); !status.ok()) return state.SkipWithError(status.text().c_str());
+    benchmark::DoNotOptimize(out.data());
+    benchmark::ClobberMemory();
+  }
+  state.counters["values/s"] = benchmark::Counter(static_cast<double>(n), benchmark::Counter::kIsIterationInvariantRate);
+}
+
+const int kRegistered = [] {
+  for (const char* scheme : {"bf16", "int8.token.g", "int4.token.g32", "int4.token.g64", "int3.token.g64", "int2.token.g32", "int4.channel.g32",
+                             "int3.channel.g64.pre", "int8.channel.g64.pre", "int4.token.g32.had", "int4.token.g64.center.had",
+                             "fp8e4m3.head", "fp8e4m3.token.g", "q8_0", "q4_0", "q4_0.had"}) {
+    for (const int head_dim : {64, 128, 80}) {
+      kvrt::Scheme s;
+      std::string error;
+      if (!kvrt::parse_scheme(scheme, &s, &error) || !kvrt::check_shape(s, head_dim, true).empty()) continue;
+      const std::string name = std::string(scheme) + "/D" + std::to_string(head_dim);
+      benchmark::RegisterBenchmark(name.c_str(), [scheme, head_dim](benchmark::State& state) { run(state, scheme, head_dim); });
+    }
+  }
+  return 0;
+}();
+
+}  // namespace

@@ -1,0 +1,169 @@
+// Every vector path gives the bits of the scalar page codecs, for every scheme, width and kind of data.
+
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "tests/kernels/fake_quant_fixture.h"
+
+namespace kvrt {
+namespace {
+
+using testing::Call;
+
+const char* const kSchemes[] = {
+    "bf16", "fp16", "bf16.pre", "int8.token.g", "int4.token.g", "int3.token.g", "int2.token.g", "int8.token.g32", "int4.token.g32",
+    "int3.token.g32", "int2.token.g32", "int4.token.g64", "int3.token.g64", "int2.token.g64", "int4.token.g16", "int4.token.g8",
+    "int4.token.g40", "int4.token.g128", "int4.token.g.had", "int4.token.g32.center", "int3.token.g64.center.had", "int2.token.g32.had",
+    "int8.channel.g64.pre", "int4.channel.g32", "int4.channel.g64", "int4.channel.g128.pre", "int3.channel.g32", "int2.channel.g64",
+    "int4.channel.g32.pre.center", "int3.channel.g32.center.had", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.head.center.had",
+    "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e4m3.token.g.had", "q8_0", "q4_0", "q8_0.had", "q4_0.had"};
+
+/// Data that reach every branch: normal, one-sided, tiny, huge, constant rows, zeros, ties, values that are not finite.
+void fill_mixed(Call* call, std::uint64_t seed) {
+  calib::Rng rng(seed);
+  const std::size_t row = static_cast<std::size_t>(call->n_heads * call->head_dim);
+  const float inf = std::numeric_limits<float>::infinity();
+  for (std::size_t i = 0; i < call->x.size(); ++i) {
+    float v = static_cast<float>(rng.normal());
+    switch (i / row % 16) {
+      case 3: v = 600 + 0.01f * v; break;
+      case 4: v *= 1e-6f; break;
+      case 5: v *= 1e-40f; break;
+      case 6: v *= 1e30f; break;
+      case 7: v = 3.25f; break;
+      case 8: v = 0; break;
+      case 9: v = -0.0f; break;
+      case 10: v = std::round(v * 4) / 4; break;
+      case 11: v *= 3e4f; break;
+      case 12: if (rng.below(9) == 0) v = rng.below(2) ? inf : NAN; break;
+      case 13: v = static_cast<float>(rng.below(2) ? 2 : -2); break;
+      case 14: v *= 3e38f; break;
+      case 15: v *= 5e-5f; break;
+      default: break;
+    }
+    call->x[i] = v;
+  }
+}
+
+void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& where) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
+    ASSERT_EQ(f32_bits(a[i]), f32_bits(b[i])) << where << " value " << i << ": " << a[i] << " against " << b[i];
+  }
+}
+
+class Backends : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
+  const std::vector<FakeQuantBackend> backends = fake_quant_backends();
+  int n_shapes = 0;
+  for (const int d : {64, 80, 96, 128, 192, 256, 72, 8, 100}) {
+    for (const bool bf16 : {false, true}) {
+      Call call(GetParam(), 128, 2, d);
+      if (!check_shape(call.scheme, d, true).empty()) continue;
+      ++n_shapes;
+      call.bf16 = bf16;
+      fill_mixed(&call, static_cast<std::uint64_t>(d));
+      if (call.scheme.format == Format::kQ4_0 || call.scheme.format == Format::kQ8_0) {
+        for (int i = 0; i < d; ++i) call.block_order.push_back(i % 2 ? d / 2 + i / 2 : i / 2);
+      }
+      FakeQuantCounters expected;
+      const std::vector<float> reference = call.reference(&expected);
+      for (const FakeQuantBackend& backend : backends) {
+        FakeQuantCounters counters;
+        const std::string where = std::string(GetParam()) + " " + backend.name + " D " + std::to_string(d);
+        expect_same_bits(call.on(backend, &counters), reference, where);
+        EXPECT_EQ(counters.non_finite, expected.non_finite) << where;
+        EXPECT_EQ(counters.saturated, expected.saturated) << where;
+        EXPECT_EQ(counters.floored, expected.floored) << where;
+      }
+    }
+  }
+  EXPECT_GT(n_shapes, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Schemes, Backends, ::testing::ValuesIn(kSchemes), [](const auto& info) {
+  std::string name = info.param;
+  for (char& c : name) c = c == '.' ? '_' : c;
+  return name;
+});
+
+TEST(FakeQuant, InPlaceStridedAndParallelCallsGiveTheSame) {
+  for (const char* scheme : {"int4.token.g32.center.had", "int3.channel.g64", "q4_0", "fp8e4m3.token.g"}) {
+    Call call(scheme, 704, 3, 64);
+    call.fill_normal(7);
+    const std::vector<float> expected = call.run();
+    std::vector<float> in_place = call.x;
+    FakeQuantArgs args = call.args(in_place.data());
+    args.x = in_place.data();
+    ASSERT_TRUE(fake_quant(args).ok());
+    expect_same_bits(in_place, expected, scheme);
+
+    const std::int64_t stride = 3 * 64 + 5;
+    std::vector<float> wide(static_cast<std::size_t>(704 * stride), -7.0f), out(wide);
+    for (std::size_t t = 0; t < 704; ++t) std::memcpy(&wide[t * stride], &call.x[t * 192], 192 * sizeof(float));
+    args = call.args(out.data());
+    args.x = wide.data();
+    args.x_token_stride = args.out_token_stride = stride;
+    const std::function<void(std::int64_t, const std::function<void(std::int64_t)>&)> backwards =
+        [](std::int64_t n, const std::function<void(std::int64_t)>& body) {
+          for (std::int64_t i = n; i-- > 0;) body(i);
+        };
+    args.parallel_for = &backwards;
+    ASSERT_TRUE(fake_quant(args).ok());
+    for (std::size_t t = 0; t < 704; ++t) {
+      for (std::size_t i = 0; i < 192; ++i) ASSERT_EQ(f32_bits(out[t * stride + i]), f32_bits(expected[t * 192 + i]));
+      for (std::size_t i = 192; i < static_cast<std::size_t>(stride); ++i) ASSERT_EQ(out[t * stride + i], -7.0f);
+    }
+  }
+}
+
+TEST(FakeQuant, TheForcedBackendIsTakenAndAnUnknownOneRefused) {
+  Call call("int4.token.g", 16, 1, 64);
+  call.fill_normal(1);
+  const std::vector<float> expected = call.run();
+  for (const char* name : {"ref", "baseline"}) {
+    setenv("KVRT_FORCE_BACKEND", name, 1);
+    expect_same_bits(call.run(), expected, name);
+  }
+  setenv("KVRT_FORCE_BACKEND", "sse9", 1);
+  std::vector<float> out(call.x.size());
+  const Status status = fake_quant(call.args(out.data()));
+  unsetenv("KVRT_FORCE_BACKEND");
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_NE(status.text().find("'sse9'"), std::string::npos);
+}
+
+TEST(FakeQuant, BadCallsAreRefusedByName) {
+  struct Case { const char *scheme, *part; Code code; void (*spoil)(FakeQuantArgs*); };
+  static const std::int32_t twice[64] = {};
+  static const float bad[64] = {NAN};
+  const Case cases[] = {
+      {"int4.channel.g64", "n_tokens", Code::kArgument, [](FakeQuantArgs* a) { a->n_tokens = 65; }},
+      {"int4.token.g32.center", "mean", Code::kArgument, [](FakeQuantArgs* a) { a->mean = nullptr; }},
+      {"int4.token.g32.center", "finite", Code::kArgument, [](FakeQuantArgs* a) { a->mean = bad; }},
+      {"fp8e4m3.head", "clip_hi", Code::kArgument, [](FakeQuantArgs* a) { a->clip_hi = nullptr; }},
+      {"fp8e4m3.tensor", "clip_hi[0]", Code::kArgument, [](FakeQuantArgs* a) { a->clip_hi = bad; }},
+      {"int4.token.g32", "x or out", Code::kArgument, [](FakeQuantArgs* a) { a->out = nullptr; }},
+      {"int4.token.g32", "stride", Code::kArgument, [](FakeQuantArgs* a) { a->x_token_stride = 1; }},
+      {"int4.token.g32", "token.g32", Code::kArgument, [](FakeQuantArgs* a) { a->head_dim = 40; }},
+      {"int4.token.g32.pre", "'pre'", Code::kArgument, [](FakeQuantArgs* a) { a->is_key = false; }},
+      {"int4.token.g32", "block_order", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
+      {"q4_0", "permutation", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
+      {"lm4.token.g", "'lm4'", Code::kUnsupported, [](FakeQuantArgs*) {}},
+      {"int4.token.g32.clip", "'clip'", Code::kUnsupported, [](FakeQuantArgs*) {}}};
+  for (const Case& c : cases) {
+    Call call(c.scheme, 64, 1, 64);
+    std::vector<float> out(call.x.size());
+    FakeQuantArgs args = call.args(out.data());
+    c.spoil(&args);
+    for (const Status& status : {fake_quant(args), fake_quant_reference(args)}) {
+      EXPECT_EQ(status.code(), c.code) << c.scheme;
+      EXPECT_NE(status.text().find(c.part), std::string::npos) << status.text();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrt

@@ -1,0 +1,132 @@
+#include "libcalib/plan/candidate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "synthetic_sens.h"
+
+namespace calib::plan {
+namespace {
+
+using plan_test::synthetic_sens;
+using plan_test::tiny_model;
+using testing::HasSubstr;
+
+const std::vector<std::string> kSchemes = {"bf16", "int8.token.g", "int4.token.g", "int4.channel.g64.pre", "int2.token.g"};
+
+sens::SensResult simple() {
+  return synthetic_sens(tiny_model(3), kSchemes, {0, 128}, [](int, Side) { return 1.0; });
+}
+
+Error error_of(const sens::SensResult& sens, const std::string& metric = "") {
+  try {
+    Candidates c(sens, Accounting{}, metric);
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << "accepted";
+  return Error(ErrorKind::kInternal, "", "");
+}
+
+TEST(Candidates, EveryAllowedPairOfEveryLayer) {
+  const sens::SensResult sens = simple();
+  const Candidates c(sens, Accounting{}, "");
+  EXPECT_EQ(c.metric(), "fisher_vec");
+  const auto options = c.options({0, 1});
+  ASSERT_EQ(options.size(), 3u);
+  EXPECT_EQ(options[0].size(), 2u * 5 * 4);  // `pre` is for keys only
+  const LayerOption o = c.option(1, 2, 1, 1);
+  EXPECT_DOUBLE_EQ(o.score, (std::pow(4.0, -4) + std::pow(4.0, -8)) / 1.125);
+  EXPECT_EQ(o.bytes, layer_bytes(sens.model.layers[1], c.scheme(2), c.scheme(1), 128, c.accounting()));
+}
+
+// CASES.md PL-06.
+TEST(Candidates, MissingUnitIsNamed) {
+  sens::SensResult sens = simple();
+  const std::size_t n = sens.schemes.size(), w = sens.windows.size();
+  sens.units.erase(sens.units.begin() + 3);  // layer 1 V
+  sens.valid.erase(sens.valid.begin() + 3 * n, sens.valid.begin() + 4 * n);
+  for (auto* table : {&sens.scores["fisher_vec"].mean, &sens.scores["fisher_vec"].se})
+    table->erase(table->begin() + 3 * n * w, table->begin() + 4 * n * w);
+  const Error e = error_of(sens);
+  EXPECT_EQ(e.kind(), ErrorKind::kMismatch);
+  EXPECT_THAT(e.what(), HasSubstr("layer 1 V"));
+}
+
+TEST(Candidates, SchemeTwiceIsNamed) {
+  sens::SensResult sens = simple();
+  sens.schemes[2] = "int8.token.g";
+  const Error e = error_of(sens);
+  EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+  EXPECT_EQ(e.where(), "int8.token.g");
+}
+
+// CASES.md PJ-04.
+TEST(Candidates, NanScoreIsNamed) {
+  sens::SensResult sens = simple();
+  sens.scores["fisher_vec"].mean[sens.index(2, 1, 1)] = std::nan("");  // layer 1 K int8.token.g
+  const Error e = error_of(sens);
+  EXPECT_EQ(e.kind(), ErrorKind::kNumeric);
+  EXPECT_THAT(e.where(), HasSubstr("layer 1 K int8.token.g"));
+}
+
+TEST(Candidates, TablesOfOtherSizesAreRefused) {
+  sens::SensResult sens = simple();
+  sens.scores["fisher_vec"].mean.pop_back();
+  EXPECT_EQ(error_of(sens).kind(), ErrorKind::kMismatch);
+  sens = simple();
+  sens.valid.pop_back();
+  EXPECT_EQ(error_of(sens).kind(), ErrorKind::kMismatch);
+  sens = simple();
+  sens.units[1].layer = 9;
+  EXPECT_THAT(error_of(sens).where(), HasSubstr("layer 9 V"));
+}
+
+TEST(Candidates, MetricOrderAndRefusals) {
+  sens::SensResult sens = simple();
+  EXPECT_EQ(error_of(sens, "lookahead").kind(), ErrorKind::kUsage);
+  sens.scores["attn_out"] = sens.scores["fisher_vec"];
+  EXPECT_EQ(Candidates(sens, Accounting{}, "").metric(), "fisher_vec");
+  sens.scores["logit_kl"] = sens.scores["fisher_vec"];
+  EXPECT_EQ(Candidates(sens, Accounting{}, "").metric(), "logit_kl");
+  EXPECT_EQ(Candidates(sens, Accounting{}, "attn_out").metric(), "attn_out");
+  EXPECT_FALSE(Candidates(sens, Accounting{}, "attn_out").metric_in_nats());
+  sens.scores["attn_kl"] = sens.scores["fisher_vec"];
+  EXPECT_EQ(error_of(sens, "attn_kl").kind(), ErrorKind::kUsage);
+  sens.scores = {{"attn_kl", sens.scores["attn_kl"]}};
+  EXPECT_EQ(error_of(sens).kind(), ErrorKind::kMismatch);
+}
+
+TEST(Candidates, WideGroupsKeepKeyBits) {
+  std::vector<std::string> notes;
+  LogSink log;
+  log.note = [&](const std::string& text) { notes.push_back(text); };
+  const sens::SensResult sens = synthetic_sens(tiny_model(2, 8, 2), {"bf16", "int3.token.g", "int3.channel.g64.pre", "int2.channel.g64.pre", "int2.token.g"},
+                                               {0}, [](int, Side) { return 1.0; });
+  const Candidates c(sens, Accounting{}, "", log);
+  EXPECT_TRUE(c.wide_groups());
+  EXPECT_FALSE(c.allowed(0, Side::kK, 1));
+  EXPECT_TRUE(c.allowed(0, Side::kK, 2));
+  EXPECT_FALSE(c.allowed(0, Side::kK, 3));
+  EXPECT_TRUE(c.allowed(0, Side::kV, 4));
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_THAT(notes[0], HasSubstr("int3.token.g int2.channel.g64.pre int2.token.g"));
+  // Three query heads per KV head keep everything.
+  const sens::SensResult narrow = synthetic_sens(tiny_model(2, 9, 3), {"bf16", "int2.token.g"}, {0}, [](int, Side) { return 1.0; });
+  EXPECT_TRUE(Candidates(narrow, Accounting{}, "").allowed(0, Side::kK, 1));
+}
+
+TEST(Candidates, EmptySetNamesTheLayer) {
+  const sens::SensResult sens = simple();
+  const Candidates c(sens, Accounting{}, "");
+  try {
+    c.options({0}, [](std::size_t layer, Side side, std::size_t) { return layer != 2 || side != Side::kV; });
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kInfeasible);
+    EXPECT_EQ(e.where(), "layer 2 V");
+  }
+}
+
+}  // namespace
+}  // namespace calib::plan

@@ -1,0 +1,119 @@
+#include "tools/common/option_values.h"
+
+#include <charconv>
+#include <cmath>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "libcalib/base/error.h"
+#include "libcalib/base/utf8.h"
+
+namespace calib::tools {
+namespace {
+
+/// "-o,--output" -> "--output".
+std::string long_name(const std::string& names) {
+  const std::size_t at = names.rfind("--");
+  return at == std::string::npos ? names : names.substr(at);
+}
+
+template <typename T>
+bool parse_all(const std::string& text, T& value) {
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  return result.ec == std::errc() && result.ptr == end;
+}
+
+}  // namespace
+
+std::int64_t parse_integer(const std::string& option, const std::string& text, std::int64_t low, std::int64_t high) {
+  std::int64_t value = 0;
+  if (!parse_all(text, value) || value < low || value > high)
+    fail(ErrorKind::kUsage, option, "is \"{}\", expected a whole number from {} to {}", to_valid_utf8(text), low, high);
+  return value;
+}
+
+double parse_number(const std::string& option, const std::string& text, double low, double high) {
+  double value = 0;
+  if (!parse_all(text, value) || !(value >= low && value <= high))
+    fail(ErrorKind::kUsage, option, "is \"{}\", expected a number from {} to {}", to_valid_utf8(text), low, high);
+  return value;
+}
+
+std::int64_t parse_bytes(const std::string& option, const std::string& text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  std::string unit(result.ptr, end);
+  double factor = 0;
+  if (result.ec == std::errc()) {
+    static constexpr struct { const char* name; double factor; } kUnits[] = {
+        {"", 1}, {"B", 1}, {"K", 0x1p10}, {"KiB", 0x1p10}, {"M", 0x1p20}, {"MiB", 0x1p20}, {"G", 0x1p30}, {"GiB", 0x1p30},
+        {"T", 0x1p40}, {"TiB", 0x1p40}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}};
+    for (const auto& u : kUnits)
+      if (unit == u.name) factor = u.factor;
+  }
+  if (factor == 0 || !(value >= 0) || value * factor > 0x1p60)
+    fail(ErrorKind::kUsage, option, "is \"{}\", expected bytes such as 512MiB, 4GiB or 2GB", to_valid_utf8(text));
+  return static_cast<std::int64_t>(value * factor);
+}
+
+std::string format_bytes(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int u = 0;
+  while (bytes >= 1024 && u < 4) bytes /= 1024, ++u;
+  return u == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 100 ? 1 : 0, kUnits[u]);
+}
+
+std::string format_duration(double seconds) {
+  const auto s = static_cast<std::int64_t>(std::llround(std::min(std::max(seconds, 0.0), 3.6e7)));
+  if (s >= 3600) return fmt::format("{}h{:02}m", s / 3600, s / 60 % 60);
+  if (s >= 60) return fmt::format("{}m{:02}s", s / 60, s % 60);
+  return fmt::format("{}s", s);
+}
+
+CLI::Option* add_integer(CLI::App& app, const std::string& names, std::int64_t& value, std::int64_t low, std::int64_t high,
+                         const std::string& help, const std::string& group) {
+  const std::string option = long_name(names);
+  return app
+      .add_option_function<std::string>(
+          names, [=, &value](const std::string& text) { value = parse_integer(option, text, low, high); }, help)
+      ->default_str(std::to_string(value))
+      ->type_name("N")
+      ->group(group);
+}
+
+CLI::Option* add_number(CLI::App& app, const std::string& names, double& value, double low, double high, const std::string& help,
+                        const std::string& group) {
+  const std::string option = long_name(names);
+  return app
+      .add_option_function<std::string>(
+          names, [=, &value](const std::string& text) { value = parse_number(option, text, low, high); }, help)
+      ->default_str(fmt::format("{}", value))
+      ->type_name("X")
+      ->group(group);
+}
+
+CLI::Option* add_bytes(CLI::App& app, const std::string& names, std::int64_t& value, const std::string& help,
+                       const std::string& group) {
+  const std::string option = long_name(names);
+  std::string shown = format_bytes(static_cast<double>(value));
+  std::erase(shown, ' ');
+  return app
+      .add_option_function<std::string>(names, [=, &value](const std::string& text) { value = parse_bytes(option, text); }, help)
+      ->default_str(shown)
+      ->type_name("BYTES")
+      ->group(group);
+}
+
+CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& help,
+                      const std::string& group, const std::string& type_name) {
+  return app.add_option(names, value, help)->default_str(value)->type_name(type_name)->group(group);
+}
+
+CLI::Option* add_flag(CLI::App& app, const std::string& names, bool& value, const std::string& help, const std::string& group) {
+  return app.add_flag(names, value, help)->group(group);
+}
+
+}  // namespace calib::tools

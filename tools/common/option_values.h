@@ -1,0 +1,36 @@
+#pragma once
+// Typed options with their range checks and messages; values are parsed without regard to the locale.
+
+#include <cstdint>
+#include <string>
+
+namespace CLI {
+class App;
+class Option;
+}
+
+namespace calib::tools {
+
+/// Whole number in [low, high]. Throws kUsage naming option, value and range.
+std::int64_t parse_integer(const std::string& option, const std::string& text, std::int64_t low, std::int64_t high);
+/// Finite number in [low, high].
+double parse_number(const std::string& option, const std::string& text, double low, double high);
+/// Bytes with an optional unit: 512, 64K, 1.5GiB, 2GB (K, M, G, T and KiB … are powers of 1024; KB … of 1000).
+std::int64_t parse_bytes(const std::string& option, const std::string& text);
+/// "1.5 GiB".
+std::string format_bytes(double bytes);
+/// "1h02m", "3m05s", "12s".
+std::string format_duration(double seconds);
+
+/// Each adds one option that writes `value` and prints its present value as the default. `names` as in "-o,--output".
+CLI::Option* add_integer(CLI::App& app, const std::string& names, std::int64_t& value, std::int64_t low, std::int64_t high,
+                         const std::string& help, const std::string& group);
+CLI::Option* add_number(CLI::App& app, const std::string& names, double& value, double low, double high, const std::string& help,
+                        const std::string& group);
+CLI::Option* add_bytes(CLI::App& app, const std::string& names, std::int64_t& value, const std::string& help,
+                       const std::string& group);
+CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& help,
+                      const std::string& group, const std::string& type_name = "TEXT");
+CLI::Option* add_flag(CLI::App& app, const std::string& names, bool& value, const std::string& help, const std::string& group);
+
+}  // namespace calib::tools

@@ -1,0 +1,76 @@
+#include "tools/kvsens/inputs.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "libcalib/base/utf8.h"
+#include "libcalib/plan/verify.h"
+#include "libcalib/quant/calibrated_params.h"
+
+namespace calib::tools {
+
+Inputs open_inputs(const RunOptions& options, const Invocation& call, const LogSink& log) {
+  require_model_and_data(options);
+  Inputs in;
+  in.model.emplace(model::StreamingModel::open(options.model, model_options(options, call), log));
+  const auto tokenizer = in.model->load_tokenizer(log);
+  in.identity = in.model->identity();
+  in.identity.tokenizer_sha256 = tokenizer->sha256();
+  in.corpus = text::load_corpus(corpus_request(options, in.identity.max_positions), *tokenizer, log);
+  in.provenance = {"kvsens", version(), call.argv, call.started_utc, 0.0, static_cast<std::uint64_t>(options.seed), in.model->device(),
+                   in.model->dtype(), {}};
+  return in;
+}
+
+Statistics::Statistics(const std::string& path, const ModelIdentity& model, const std::string& model_name) {
+  if (path.empty()) return;
+  reader_ = std::make_unique<artifacts::StatsReader>(path);
+  plan::check_same_model(reader_->header().model, path, model, model_name);
+  layers_.resize(reader_->n_layers());
+}
+
+const stats::LayerStats& Statistics::layer(std::size_t i) const {
+  if (layers_.at(i) == nullptr) layers_[i] = std::make_unique<stats::LayerStats>(reader_->layer(i));
+  return *layers_[i];
+}
+
+sens::ParamsProvider Statistics::provider() const {
+  return [this](std::size_t layer_idx, Side side, const kvrt::Scheme& scheme, std::int64_t n_sinks) {
+    if (!given())
+      fail(ErrorKind::kUsage, kvrt::to_string(scheme), "needs calibrated numbers: give --stats with a file made by kvcalib for this model");
+    return quant::fit_params(scheme, side, layer(layer_idx), n_sinks);
+  };
+}
+
+void check_output(const std::string& output) {
+  if (output.empty()) fail(ErrorKind::kUsage, "--output", "is empty, expected a file name");
+  const std::filesystem::path path(output);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) fail(ErrorKind::kUsage, output, "is a folder, expected a file name for --output");
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  if (!std::filesystem::is_directory(folder, error))
+    fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", to_valid_utf8(folder.string()));
+}
+
+bool same_text(const DataIdentity& a, const DataIdentity& b) {
+  if (!a.documents_sha256.empty() && a.documents_sha256 == b.documents_sha256) return true;
+  return std::any_of(a.files.begin(), a.files.end(), [&](const DataFile& f) {
+    return std::any_of(b.files.begin(), b.files.end(), [&](const DataFile& g) { return !f.sha256.empty() && f.sha256 == g.sha256; });
+  });
+}
+
+void PhaseProgress::update(const std::string& phase, std::int64_t done, std::int64_t total) {
+  throw_if_interrupted();
+  if (phase != phase_) {
+    phase_ = phase;
+    started_ = call_.seconds();
+    last_tenth_ = -1;
+  }
+  const double seconds = std::max(call_.seconds() - started_, 1e-9), share = static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(1, total));
+  const std::int64_t tenth = 10 * done / std::max<std::int64_t>(1, total);
+  progress_.update(phase, done, total, static_cast<double>(n_tokens_) * share / seconds, share > 0 ? seconds * (1 - share) / share : 0.0,
+                   tenth != last_tenth_);
+  last_tenth_ = tenth;
+}
+
+}  // namespace calib::tools

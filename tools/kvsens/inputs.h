@@ -1,0 +1,65 @@
+#pragma once
+// What both commands of kvsens open: the model, its text, the statistics, and the checks that they belong together.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libcalib/artifacts/stats_file.h"
+#include "libcalib/model/streaming_model.h"
+#include "libcalib/sens/candidates.h"
+#include "libcalib/text/corpus.h"
+#include "tools/common/progress.h"
+#include "tools/common/run_options.h"
+
+namespace calib::tools {
+
+struct Inputs {
+  std::optional<model::StreamingModel> model;
+  ModelIdentity identity;  ///< of the model, with its tokenizer
+  text::Corpus corpus;
+  Provenance provenance;
+};
+
+/// Opens model, tokenizer and text. Throws as they do.
+Inputs open_inputs(const RunOptions& options, const Invocation& call, const LogSink& log);
+
+/// Statistics of the same model; layers are read once, when first needed.
+class Statistics {
+ public:
+  /// `path` empty: no statistics, every need is kUsage naming the scheme. Throws kMismatch if they are another model's.
+  Statistics(const std::string& path, const ModelIdentity& model, const std::string& model_name);
+  bool given() const { return reader_ != nullptr; }
+  const artifacts::StatsHeader& header() const { return reader_->header(); }
+  /// Valid as long as this object.
+  sens::ParamsProvider provider() const;
+
+ private:
+  const stats::LayerStats& layer(std::size_t i) const;
+  std::unique_ptr<artifacts::StatsReader> reader_;
+  mutable std::vector<std::unique_ptr<stats::LayerStats>> layers_;
+};
+
+/// A path that cannot be written is found before the model runs.
+void check_output(const std::string& path);
+
+/// True if both were cut from at least one common file, or hold the same documents.
+bool same_text(const DataIdentity& a, const DataIdentity& b);
+
+/// Feeds a Progress from (phase, done, total), with milestones every tenth of a phase, and lets the user interrupt.
+class PhaseProgress {
+ public:
+  PhaseProgress(Progress& progress, const Invocation& call, std::int64_t n_tokens) : progress_(progress), call_(call), n_tokens_(n_tokens) {}
+  void update(const std::string& phase, std::int64_t done, std::int64_t total);
+
+ private:
+  Progress& progress_;
+  const Invocation& call_;
+  std::int64_t n_tokens_;
+  std::string phase_;
+  double started_ = 0;
+  std::int64_t last_tenth_ = -1;
+};
+
+}  // namespace calib::tools

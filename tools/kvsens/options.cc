@@ -1,0 +1,86 @@
+#include "tools/kvsens/options.h"
+
+#include <algorithm>
+
+#include <CLI/CLI.hpp>
+
+#include "tools/common/option_values.h"
+
+namespace calib::tools {
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
+constexpr std::int64_t kMostLayers = 1 << 16;
+
+void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
+  add_run_options(app, o.run);
+  add_text(app, "--stats", o.stats, "Statistics of kvcalib, for schemes that need calibrated numbers", "Input", "FILE");
+  app.add_option("--plan", o.plans, "Plans to measure; several allowed")->type_name("FILE...")->group("Input");
+  add_text(app, "--uniform", o.uniform, "Presets or KSCHEME:VSCHEME pairs to measure, separated by commas", "Input", "LIST");
+  add_text(app, "-o,--output", o.output, "Measurement to write", "Output", "FILE");
+  add_integer(app, "--sinks", o.n_sinks, 0, kMostTokens, "Exact first tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
+  add_integer(app, "--window", o.window, 0, kMostTokens, "Exact newest tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
+  add_flag(app, "--second-half", o.second_half, "Score rows n/2 ... n - 2 of each window only, as llama-perplexity does", "Calibration");
+  add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place", "Diagnostics", "NAME");
+}
+
+}  // namespace
+
+void declare_kvsens(CLI::App& app, KvsensOptions& o) {
+  GridOptions& g = o.grid;
+  g.run.default_samples = o.evaluate.run.default_samples = 16;
+  add_run_options(app, g.run);
+  add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
+  add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
+  add_text(app, "--candidates", g.candidates, "default, presets or scheme strings, separated by commas", "Calibration", "LIST");
+  add_text(app, "--metric", g.metric, "Of fisher_vec, fisher, attn_kl, attn_out, logit_kl", "Calibration", "LIST");
+  add_integer(app, "--sinks", g.n_sinks, 0, kMostTokens, "First tokens of every document, kept exact", "Calibration");
+  add_text(app, "--window", g.window, "Window lengths to score, newest tokens kept exact", "Calibration", "W[,W...]");
+  add_integer(app, "--draws", g.draws, 1, 1024, "Label draws of the Fisher metrics", "Calibration");
+  add_integer(app, "--rows", g.rows, 1, 1 << 20, "Sampled attention rows per document and layer", "Calibration");
+  add_text(app, "--layers", g.layers, "Layers to score, as 0,3,5-8; empty = all", "Calibration", "LIST");
+
+  CLI::App* evaluate = app.add_subcommand("evaluate", "Joint effect of plans and presets on held-out text");
+  declare_evaluate(*evaluate, o.evaluate);
+  evaluate->callback([&o] { o.evaluate_chosen = true; });
+  CLI::App* refine = app.add_subcommand("refine", "Repair a plan by joint measurement (not offered by this version)");
+  refine->allow_extras();
+  refine->callback([&o] { o.refine_chosen = true; });
+  CLI::App* drift = app.add_subcommand("drift", "Compare fresh text with the statistics (not offered by this version)");
+  drift->allow_extras();
+  drift->callback([&o] { o.drift_chosen = true; });
+}
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin) parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::vector<std::int64_t> parse_windows(const std::string& text) {
+  std::vector<std::int64_t> out;
+  for (const std::string& part : split_list(text)) out.push_back(parse_integer("--window", part, 0, kMostTokens));
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  if (out.empty()) fail(ErrorKind::kUsage, "--window", "is empty, expected window lengths such as 0,32,128");
+  return out;
+}
+
+std::vector<int> parse_layers(const std::string& text) {
+  std::vector<int> out;
+  for (const std::string& part : split_list(text)) {
+    const std::size_t dash = part.find('-');
+    const auto first = parse_integer("--layers", part.substr(0, dash), 0, kMostLayers);
+    const auto last = dash == std::string::npos ? first : parse_integer("--layers", part.substr(dash + 1), first, kMostLayers);
+    for (std::int64_t l = first; l <= last; ++l) out.push_back(static_cast<int>(l));
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+}  // namespace calib::tools

@@ -1,0 +1,42 @@
+#pragma once
+// Command lines of kvsens and its sub-commands.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/common/run_options.h"
+
+namespace calib::tools {
+
+/// kvsens: the whole grid.
+struct GridOptions {
+  RunOptions run;
+  std::string stats, output = "sens.h5", candidates = "default", metric = "fisher_vec,fisher,attn_kl,attn_out", window = "128", layers;
+  std::int64_t n_sinks = 4, draws = 2, rows = 128;
+};
+
+struct EvaluateCommand {
+  RunOptions run;
+  std::vector<std::string> plans;
+  std::string uniform, stats, output = "eval.json", backend = "fake";
+  std::int64_t n_sinks = 4, window = 128;
+  bool second_half = false;
+};
+
+struct KvsensOptions {
+  GridOptions grid;
+  EvaluateCommand evaluate;
+  bool evaluate_chosen = false, refine_chosen = false, drift_chosen = false;
+};
+
+void declare_kvsens(CLI::App& app, KvsensOptions& options);
+
+/// Splits "a,b,c"; empty parts are dropped.
+std::vector<std::string> split_list(const std::string& text);
+/// "0,32,128" -> ascending, each once. Throws kUsage naming the option.
+std::vector<std::int64_t> parse_windows(const std::string& text);
+/// "0,3,5-8" -> layer numbers. Throws kUsage naming the option.
+std::vector<int> parse_layers(const std::string& text);
+
+}  // namespace calib::tools

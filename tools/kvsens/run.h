@@ -1,0 +1,14 @@
+#pragma once
+// kvsens: model + statistics + text -> sens.h5; kvsens evaluate: plans + text -> eval.json.
+
+#include "tools/kvsens/options.h"
+
+namespace calib::tools {
+
+/// Returns 0. Throws calib::Error; nothing is left under the output name unless the run was complete.
+int run_kvsens(const KvsensOptions& options, const Invocation& call);
+
+int run_grid(const GridOptions& options, const Invocation& call);
+int run_evaluate(const EvaluateCommand& options, const Invocation& call);
+
+}  // namespace calib::tools

@@ -1,0 +1,158 @@
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "kernels/core/layout.h"
+#include "libcalib/artifacts/eval_file.h"
+#include "libcalib/artifacts/plan_file.h"
+#include "libcalib/base/sha256.h"
+#include "libcalib/base/thread_pool.h"
+#include "libcalib/base/utf8.h"
+#include "libcalib/plan/verify.h"
+#include "libcalib/sens/evaluate.h"
+#include "tools/common/option_values.h"
+#include "tools/kvsens/inputs.h"
+#include "tools/kvsens/run.h"
+
+namespace calib::tools {
+namespace {
+
+sens::UnitCandidate unit_of(const plan::UnitPlan& unit) { return {0, unit.scheme, unit.params}; }
+
+/// A plan as what its runtime would keep.
+sens::Contender plan_contender(const std::string& path, const ModelIdentity& model, const std::string& model_name, const LogSink& log) {
+  const plan::Plan plan = artifacts::read_plan(path, log);
+  plan::check_same_model(plan.model, path, model, model_name);
+  if (plan.layers.size() != model.layers.size())
+    fail(ErrorKind::kMismatch, path, "plans {} layers, the model has {} with attention", plan.layers.size(), model.layers.size());
+  sens::Contender out;
+  out.header.name = path;
+  out.header.kind = "plan";
+  out.header.plan_sha256 = sha256_of_file(path);
+  out.header.n_sinks = plan.sink_tokens;
+  out.header.window = plan.window_tokens;
+  bool uniform = true;
+  for (std::size_t l = 0; l < plan.layers.size(); ++l) {
+    const plan::LayerPlan& from = plan.layers[l];
+    if (from.index != model.layers[l].index)
+      fail(ErrorKind::kMismatch, path, "its layer number {} is {}, the model's is {}", l, from.index, model.layers[l].index);
+    sens::LayerChange layer;
+    layer.k = unit_of(from.k);
+    layer.v = unit_of(from.v);
+    layer.tiers = kvrt::finish_tiers(from.k.scheme, from.v.scheme, plan.sink_tokens, from.window_tokens.value_or(plan.window_tokens), 0.0);
+    uniform = uniform && from.k.scheme == plan.layers[0].k.scheme && from.v.scheme == plan.layers[0].v.scheme;
+    out.layers.push_back(std::move(layer));
+  }
+  if (uniform) {
+    out.header.k = kvrt::to_string(plan.layers[0].k.scheme);
+    out.header.v = kvrt::to_string(plan.layers[0].v.scheme);
+  }
+  out.header.description = fmt::format("plan of {} layers, sinks {}, window {}{}", plan.layers.size(), plan.sink_tokens, plan.window_tokens,
+                                       plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
+  out.header.effective_bits_2048 = sens::effective_bits(model, out.layers, 2048);
+  out.header.effective_bits_8192 = sens::effective_bits(model, out.layers, 8192);
+  return out;
+}
+
+std::string bits_text(const std::optional<double>& bits) { return bits ? fmt::format("{:.3f}", *bits) : "-"; }
+
+void print_table(const sens::EvalResult& result, const std::string& output) {
+  std::size_t width = 18;
+  for (const auto& c : result.contenders) width = std::max(width, to_valid_utf8(c.name).size());
+  fmt::print("{} documents, {} rows{}, prefill={}, reference perplexity {:.4f} ± {:.4f}\n", result.settings.n_documents, result.settings.n_rows,
+             result.settings.second_half ? " of second halves" : "", result.settings.prefill, result.noise_floor.ppl_base.mean,
+             result.noise_floor.ppl_base.se);
+  fmt::print("{:<{}}  {:>9}  {:>9}  {:>24}  {:>11}  {:>15}  {:>20}\n", "scheme or plan", width, "bits@2048", "bits@8192", "mean KLD ± SE", "99% KLD",
+             "same top p", "PPL ratio");
+  const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const char* mark) {
+    fmt::print("{:<{}}  {:>9}  {:>9}  {:>11.4e} ± {:>9.2e}  {:>11.4e}  {:>6.2f} ± {:>4.2f} %  {:>8.5f} ± {:>8.5f}{}\n", name, width, bits2, bits8, b.kld.mean,
+               b.kld.se, b.kld_percentiles[1], b.same_top_p.mean, b.same_top_p.se, b.ppl_ratio.mean, b.ppl_ratio.se, mark);
+  };
+  for (const auto& c : result.contenders)
+    line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, c.indistinguishable ? "  indistinguishable" : "");
+  line("(noise floor)", "", "", result.noise_floor, "");
+  if (result.negative_control) line("(negative control)", "", "", result.negative_control->total, "");
+  fmt::print("{}\n", to_valid_utf8(output));
+}
+
+int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs& in, const std::vector<sens::Contender>& contenders,
+            const sens::EvaluateOptions& settings) {
+  const sens::EvaluateEstimate e = sens::estimate_evaluate(*in.model, in.corpus.documents, contenders.size(), settings);
+  const double memory = static_cast<double>(e.hidden_memory_bytes + e.working_bytes + resident_memory_bytes());
+  if (call.json) {
+    nlohmann::ordered_json names = nlohmann::ordered_json::array();
+    for (const auto& c : contenders) names.push_back({{"name", to_valid_utf8(c.header.name)}, {"effective_bits_8192", c.header.effective_bits_8192.value_or(0)}});
+    const nlohmann::ordered_json j = {{"model", to_valid_utf8(options.run.model)}, {"documents", in.corpus.documents.size()}, {"tokens", in.corpus.identity.n_tokens},
+                                      {"contenders", names}, {"second_half", options.second_half},
+                                      {"predicted", {{"memory_bytes", memory}, {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", e.hidden_spill_bytes}}}};
+    fmt::print("{}\n", j.dump(2));
+    return 0;
+  }
+  fmt::print("model      {} ({}, {} layers)\n", to_valid_utf8(options.run.model), in.identity.architecture, in.identity.n_layers);
+  fmt::print("text       {} documents, {} tokens{}\n", in.corpus.documents.size(), in.corpus.identity.n_tokens, options.second_half ? ", second halves scored" : "");
+  for (const auto& c : contenders)
+    fmt::print("contender  {}: {}, {} effective bits at 8192\n", to_valid_utf8(c.header.name), c.header.description, bits_text(c.header.effective_bits_8192));
+  fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
+  fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
+  return 0;
+}
+
+}  // namespace
+
+int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
+  const std::vector<std::string> uniform = split_list(options.uniform);
+  if (uniform.empty() && options.plans.empty())
+    fail(ErrorKind::kUsage, "evaluate", "has nothing to measure: give --plan plan.json, --uniform PRESET,… or both");
+  if (options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--backend", "kvrt is not offered by this version; use fake");
+  if (options.backend != "fake") fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake", options.backend);
+  require_model_and_data(options.run);
+  check_output(options.output);
+  Progress progress(call.verbosity);
+  const LogSink log = progress.sink();
+  Inputs in = open_inputs(options.run, call, log);
+  const Statistics statistics(options.stats, in.identity, options.run.model);
+  const sens::ParamsProvider provider = statistics.provider();
+
+  std::vector<sens::Contender> contenders;
+  for (const std::string& text : uniform)
+    contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log));
+  for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, in.identity, options.run.model, log));
+  sens::EvaluateOptions settings;
+  settings.second_half = options.second_half;
+  settings.hidden_memory_bytes = options.run.hidden_mem;
+  if (options.run.dry_run) return dry_run(options, call, in, contenders, settings);
+
+  sens::EvalResult result;
+  result.provenance = in.provenance;
+  result.model = in.identity;
+  result.data = in.corpus.identity;
+  if (statistics.given()) {
+    result.provenance.parents.emplace_back("stats", sha256_of_file(options.stats));
+    result.calibration_data = statistics.header().data;
+    result.same_text_as_calibration = same_text(result.data, *result.calibration_data);
+    if (result.same_text_as_calibration) log.warning("measured on the text of the statistics; held-out text is needed for a verdict");
+  }
+  for (const sens::Contender& c : contenders)
+    if (c.header.kind == "plan") result.provenance.parents.emplace_back("plan", c.header.plan_sha256);
+  progress.say(fmt::format("{}: {} documents, {} tokens, {} contenders beside reference, noise floor and negative control", in.identity.name,
+                           in.corpus.documents.size(), result.data.n_tokens, contenders.size()));
+  ThreadPool pool(call.n_threads());
+  PhaseProgress phases(progress, call, result.data.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
+  sens::evaluate(*in.model, in.corpus.documents, contenders, settings, pool, &result, log,
+                 [&](const sens::EvaluateProgress& p) { phases.update("evaluate", p.done, p.total); });
+  progress.clear();
+  result.provenance.seconds = call.seconds();
+  artifacts::write_eval_file(options.output, result);
+  if (call.json) fmt::print("{}", artifacts::eval_to_json(result));
+  else print_table(result, options.output);
+  return 0;
+}
+
+int run_kvsens(const KvsensOptions& options, const Invocation& call) {
+  if (options.refine_chosen) fail(ErrorKind::kUnsupported, "kvsens refine", "is not offered by this version; compare plans with kvsens evaluate");
+  if (options.drift_chosen) fail(ErrorKind::kUnsupported, "kvsens drift", "is not offered by this version; run kvcalib on the fresh text and compare");
+  return options.evaluate_chosen ? run_evaluate(options.evaluate, call) : run_grid(options.grid, call);
+}
+
+}  // namespace calib::tools

@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "libcalib/artifacts/sens_file.h"
+#include "libcalib/base/sha256.h"
+#include "libcalib/base/thread_pool.h"
+#include "libcalib/base/utf8.h"
+#include "libcalib/sens/sweep.h"
+#include "tools/common/option_values.h"
+#include "tools/kvsens/inputs.h"
+#include "tools/kvsens/run.h"
+
+namespace calib::tools {
+namespace {
+
+/// Constants of every unit and scheme that has some, for the plan that will be made from the scores.
+void store_params(const sens::ParamsProvider& provider, sens::SensResult* result) {
+  for (std::size_t u = 0; u < result->units.size(); ++u) {
+    const sens::UnitId id = result->units[u];
+    const LayerGeometry& layer = result->model.layers[sens::layer_position(result->model, id.layer)];
+    const std::int64_t heads = layer.n_kv_heads, d = layer.head_dim;
+    for (const sens::UnitCandidate& c : sens::unit_candidates(*result, u, provider)) {
+      std::vector<sens::FittedArray> arrays;
+      const auto add = [&](const char* what, const std::vector<float>& values) {
+        if (values.empty()) return;
+        const auto n = static_cast<std::int64_t>(values.size());
+        arrays.push_back({what, n == heads * d ? std::vector<std::int64_t>{heads, d} : std::vector<std::int64_t>{n}, values});
+      };
+      add("mean", c.params.mean);
+      add("clip_lo", c.params.clip_lo);
+      add("clip_hi", c.params.clip_hi);
+      add("smooth", c.params.smooth);
+      if (!arrays.empty()) result->params[fmt::format("{:02}/{}/{}", id.layer, id.side == Side::kK ? "k" : "v", result->schemes[c.scheme_idx])] = arrays;
+    }
+  }
+}
+
+/// One line a scheme: its mean score over the units of a side, the metric that a planner spends first.
+void print_summary(const sens::SensResult& result, const std::vector<std::string>& metrics, const std::string& output, double seconds, bool json) {
+  struct Line {
+    std::string scheme;
+    std::vector<double> k, v;  ///< per metric
+  };
+  std::vector<Line> lines;
+  for (std::size_t s = 0; s < result.schemes.size(); ++s) {
+    Line line{result.schemes[s], {}, {}};
+    for (const std::string& metric : metrics)
+      for (const Side side : {Side::kK, Side::kV}) {
+        double sum = 0;
+        bool any = false;
+        for (std::size_t u = 0; u < result.units.size(); ++u) {
+          const double mean = result.scores.at(metric).mean[result.index(u, s, 0)];
+          if (result.units[u].side != side || std::isnan(mean)) continue;
+          sum += mean;
+          any = true;
+        }
+        (side == Side::kK ? line.k : line.v).push_back(any ? sum : std::nan(""));
+      }
+    lines.push_back(std::move(line));
+  }
+  if (json) {
+    nlohmann::ordered_json j = {{"output", to_valid_utf8(output)}, {"seconds", seconds}, {"units", result.units.size()}, {"schemes", result.schemes.size()},
+                                {"windows", result.windows}, {"tokens", result.data.n_tokens}, {"peak_memory_bytes", peak_memory_bytes()}};
+    for (const Line& line : lines)
+      for (std::size_t m = 0; m < metrics.size(); ++m) {
+        if (!std::isnan(line.k[m])) j["sum_over_units"][metrics[m]]["K"][line.scheme] = line.k[m];
+        if (!std::isnan(line.v[m])) j["sum_over_units"][metrics[m]]["V"][line.scheme] = line.v[m];
+      }
+    fmt::print("{}\n", j.dump(2));
+    return;
+  }
+  fmt::print("sum over units, window {}\n{:<28}", result.windows.front(), "scheme");
+  for (const std::string& metric : metrics) fmt::print("{:>14}{:>14}", metric + " K", metric + " V");
+  fmt::print("\n");
+  const auto cell = [](double x) { return std::isnan(x) ? std::string("-") : fmt::format("{:.3e}", x); };
+  for (const Line& line : lines) {
+    fmt::print("{:<28}", line.scheme);
+    for (std::size_t m = 0; m < metrics.size(); ++m) fmt::print("{:>14}{:>14}", cell(line.k[m]), cell(line.v[m]));
+    fmt::print("\n");
+  }
+  fmt::print("{}: {} units, {} schemes, {} tokens in {}, peak memory {}\n", to_valid_utf8(output), result.units.size(), result.schemes.size(),
+             result.data.n_tokens, format_duration(seconds), format_bytes(static_cast<double>(peak_memory_bytes())));
+}
+
+}  // namespace
+
+int run_grid(const GridOptions& options, const Invocation& call) {
+  Progress progress(call.verbosity);
+  const LogSink log = progress.sink();
+  const quant::CandidateList candidates = quant::resolve_candidates(options.candidates, log);
+  sens::SweepOptions sweep;
+  sweep.metrics = split_list(options.metric);
+  for (const std::string& m : sweep.metrics)
+    if (std::find(sens::known_metrics().begin(), sens::known_metrics().end(), m) == sens::known_metrics().end())
+      fail(ErrorKind::kUsage, "--metric", "does not know \"{}\"; expected some of {}", m, fmt::join(sens::known_metrics(), ", "));
+  if (sweep.metrics.empty()) fail(ErrorKind::kUsage, "--metric", "is empty, expected some of {}", fmt::join(sens::known_metrics(), ", "));
+  sweep.windows = parse_windows(options.window);
+  sweep.n_sinks = options.n_sinks;
+  sweep.n_draws = static_cast<int>(options.draws);
+  sweep.rows_per_document = options.rows;
+  sweep.seed = static_cast<std::uint64_t>(options.run.seed);
+  sweep.hidden_memory_bytes = options.run.hidden_mem;
+  const std::vector<int> layers = parse_layers(options.layers);
+  require_model_and_data(options.run);
+  check_output(options.output);
+
+  Inputs in = open_inputs(options.run, call, log);
+  const Statistics statistics(options.stats, in.identity, options.run.model);
+  ThreadPool pool(call.n_threads());
+  sens::SensResult result;
+  result.model = in.identity;
+  result.data = in.corpus.identity;
+  result.provenance = in.provenance;
+  result.seq_len = in.corpus.identity.seq_len;
+  result.candidate_list = candidates.name;
+  result.n_sinks = sweep.n_sinks;
+  if (statistics.given()) {
+    result.calibration_data = statistics.header().data;
+    result.provenance.parents.emplace_back("stats", sha256_of_file(options.stats));
+  }
+  sens::lay_out_grid(candidates, layers, &result, log);
+  const sens::ParamsProvider provider = statistics.provider();
+
+  if (options.run.dry_run) {
+    const sens::SweepEstimate e = sens::estimate_sweep(*in.model, in.corpus.documents, sweep, result);
+    const double memory = static_cast<double>(e.hidden_memory_bytes + e.working_bytes + std::max(in.model->block_bytes(), in.model->head_bytes())) +
+                          static_cast<double>(resident_memory_bytes());
+    if (call.json) {
+      const nlohmann::ordered_json j = {{"model", to_valid_utf8(options.run.model)}, {"documents", in.corpus.documents.size()}, {"tokens", result.data.n_tokens},
+                                        {"units", result.units.size()}, {"schemes", result.schemes.size()}, {"metrics", sweep.metrics},
+                                        {"windows", sweep.windows}, {"sinks", sweep.n_sinks}, {"draws", sweep.n_draws},
+                                        {"predicted", {{"memory_bytes", memory}, {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", e.hidden_spill_bytes}}}};
+      fmt::print("{}\n", j.dump(2));
+    } else {
+      fmt::print("model      {} ({}, {} layers)\n", to_valid_utf8(options.run.model), in.identity.architecture, in.identity.n_layers);
+      fmt::print("text       {} documents, {} tokens\n", in.corpus.documents.size(), result.data.n_tokens);
+      fmt::print("grid       {} units, {} schemes ({}), windows {}, sinks {}\n", result.units.size(), result.schemes.size(), candidates.name,
+                 fmt::join(sweep.windows, ","), sweep.n_sinks);
+      fmt::print("metrics    {}, {} draws, seed {}\n", fmt::join(sweep.metrics, ","), sweep.n_draws, sweep.seed);
+      fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
+      fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
+    }
+    return 0;
+  }
+
+  progress.say(fmt::format("{}: {} layers, {} documents, {} tokens; {} units, {} schemes, windows {}", in.identity.name, in.identity.n_layers,
+                           in.corpus.documents.size(), result.data.n_tokens, result.units.size(), result.schemes.size(), fmt::join(sweep.windows, ",")));
+  if (statistics.given() && same_text(result.data, result.calibration_data))
+    log.warning("scores are measured on the text of the statistics; held-out text is the better judge of calibrated schemes");
+  if (*std::max_element(sweep.windows.begin(), sweep.windows.end()) + sweep.n_sinks >= result.seq_len)
+    log.warning(fmt::format("windows of {} tokens leave nothing coded in documents of {}: scores hold only the rounding of exact segments",
+                            *std::max_element(sweep.windows.begin(), sweep.windows.end()), result.seq_len));
+  PhaseProgress phases(progress, call, result.data.n_tokens);
+  sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, log,
+                  [&](const sens::SweepProgress& p) { phases.update(p.phase, p.done, p.total); });
+  progress.clear();
+  store_params(provider, &result);
+  result.provenance.seconds = call.seconds();
+  artifacts::write_sens_file(options.output, result);
+  print_summary(result, sweep.metrics, options.output, call.seconds(), call.json);
+  return 0;
+}
+
+}  // namespace calib::tools
