@@ -39,7 +39,8 @@ def main() -> int:
     page += [".SH EXIT STATUS",
              "0 done, 1 a gate failed, 2 usage, 3 not found or input/output, 4 format or version, 5 files that do not "
              "belong together, 6 infeasible, 7 unsupported, 8 numbers not finite, 70 internal error.",
-             ".SH SEE ALSO", ", ".join(f".BR {other} (1)"[4:] for other in SEE_ALSO if other != name)]
+             ".SH SEE ALSO", ", ".join(f"{other}(1)" for other in SEE_ALSO if other != name)]
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("\n".join(page) + "\n", encoding="utf-8")
     return 0
 
