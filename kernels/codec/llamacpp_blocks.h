@@ -3,9 +3,8 @@
 //   q8_0  34 bytes: fp16 d, 32 int8.   d = absmax / 127, code = round(x / d), halves away from zero
 //   q4_0  18 bytes: fp16 d, 16 bytes, byte j = code j | code (j + 16) << 4.   d = (signed value of largest magnitude, the first
 //         on ties) / -8, code = min(15, trunc(x / d + 8.5)), value (code - 8) * d
-// Codes use the inverse of d before it is rounded to fp16. `x / d + 8.5` is one fused multiply-add, as compilers build the reference
-// for every CPU with FMA. Two cases that break the reference are defined here: d beyond 65504 saturates (and is counted), and a block
-// so small that 1/d is not finite holds zeros.
+// `x / d` is x times the fp32 inverse of d before it is rounded to fp16; product and sum round separately. Two cases that break the
+// reference are defined here: d beyond 65504 saturates (and is counted), and a block so small that 1/d is not finite holds zeros.
 
 #include <cmath>
 #include <cstdint>
@@ -61,7 +60,8 @@ KVRT_HOST_DEVICE inline void encode_q4_0(const float* x, std::uint8_t* block, En
   store_le16(block, detail::llama_scale(d, counters));
   std::uint8_t codes[kLlamaBlock];
   for (int i = 0; i < kLlamaBlock; ++i) {
-    const int code = static_cast<int>(fmaf(x[i], inverse, 8.5f));
+    const float steps = x[i] * inverse;
+    const int code = static_cast<int>(steps + 8.5f);
     codes[i] = static_cast<std::uint8_t>(code > 15 ? 15 : code);
   }
   for (int i = 0; i < 16; ++i) block[2 + i] = static_cast<std::uint8_t>(codes[i] | codes[i + 16] << 4);

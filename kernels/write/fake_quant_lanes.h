@@ -387,7 +387,7 @@ static void q4_0_blocks(Run* run) {
     const float d = extreme / -8.0f, inverse = block_inverse(d), stored = block_scale(run, d);
     for_lanes(32, [&](auto tag, int i) {
       using V = decltype(tag);
-      const V code = truncated(fused_multiply_add(load<V>(x + i), splat<V>(inverse), splat<V>(8.5f)));
+      const V code = truncated(load<V>(x + i) * inverse + 8.5f);
       store(x + i, (minimum(code, splat<V>(15.0f)) - 8.0f) * stored);
     });
   }
