@@ -78,8 +78,10 @@ std::string block_order(const kvrt::Scheme& scheme, Side side, const LayerGeomet
 }
 
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
-  for (const std::int64_t window : sens.windows) check_accounting(sens.model, window, request.accounting);
-  const Candidates candidates(sens, request.accounting, request.metric, log);
+  Accounting accounting = request.accounting;
+  accounting.sink_tokens = sens.n_sinks;
+  for (const std::int64_t window : sens.windows) check_accounting(sens.model, window, accounting);
+  const Candidates candidates(sens, accounting, request.metric, log);
   const Found found = search(candidates, request.limits);
 
   Plan plan;
