@@ -45,7 +45,7 @@ struct H5Writer::Impl {
   std::string path;
   AtomicFile target;
   H5Handle file, link_properties;
-  std::set<std::string> groups;
+  std::set<std::string> groups, datasets;
 
   [[noreturn]] void failed(const std::string& name) const {
     const std::string cause = h5_system_cause();
@@ -69,6 +69,7 @@ struct H5Writer::Impl {
     for (const hsize_t d : dims) n *= d;
     if (dims.empty() || n != n_values)
       fail(ErrorKind::kInternal, path, "{}: shape {} for {} values", name, shape_text(shape), n_values);
+    if (!datasets.insert(name).second) fail(ErrorKind::kInternal, path, "{} is written twice", name);
     make_group(name.substr(0, name.rfind('/')));
     const H5Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose);
     const H5Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
@@ -84,8 +85,10 @@ struct H5Writer::Impl {
         if (chunk[i] == 1) ++i;
         else chunk[i] = (chunk[i] + 1) / 2;
       H5Pset_chunk(properties.get(), static_cast<int>(chunk.size()), chunk.data());
-      H5Pset_fletcher32(properties.get());
-      H5Pset_fill_time(properties.get(), H5D_FILL_TIME_NEVER);
+      if (H5Tis_variable_str(stored_type) <= 0) {  // the library has neither for strings of variable length
+        H5Pset_fletcher32(properties.get());
+        H5Pset_fill_time(properties.get(), H5D_FILL_TIME_NEVER);
+      }
     }
     H5Handle dataset(H5Dcreate2(file.get(), name.c_str(), stored_type, space.get(), link_properties.get(), properties.get(), H5P_DEFAULT), H5Dclose);
     if (!dataset.valid()) failed(name);
@@ -118,9 +121,7 @@ H5Writer::H5Writer(const std::string& path, const std::string& schema, int schem
   impl_ = std::make_unique<Impl>(path);
   h5_check_lock(impl_->target.descriptor(), true, path);
 
-  // The 1.10 format has checksums on its metadata and needs no index for small arrays.
-  const H5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose), creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
-  H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+  const H5Handle access = h5_file_access(true), creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);
   impl_->file = H5Handle(H5Fcreate(impl_->target.temporary_path().c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), H5Fclose);
   if (!impl_->file.valid()) impl_->failed("the file");
