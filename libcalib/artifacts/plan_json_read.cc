@@ -11,6 +11,7 @@
 #include "libcalib/artifacts/plan_unit_fields.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/provenance.h"
+#include "libcalib/plan/cost_model.h"
 
 namespace calib::artifacts {
 namespace {
@@ -258,8 +259,10 @@ void Reader::read_lists() {
   const JsonValue baselines = root().at("baselines");
   for (std::size_t i = 0; i < baselines.size(); ++i) {
     const JsonValue b = baselines.element(i);
+    const bool uniform = b.has("pair");
     plan_.baselines.push_back({b.at("name").string(), b.at("description").string(), b.at("feasible").boolean(), count(b.at("bytes")),
-                               b.at("effective_bits").number(), b.at("score").number()});
+                               b.at("effective_bits").number(), b.at("score").number(), uniform ? b.at("pair").string() : "",
+                               uniform ? count(b.at("window_tokens")) : 0});
   }
   const JsonValue fallback = root().at("fallback");
   for (std::size_t i = 0; i < fallback.size(); ++i) {
@@ -310,6 +313,15 @@ plan::Plan Reader::read() {
   keep_unknown("/monitor", {"kl_max", "ppl_ratio_max", "ttft_ratio_max", "hit_rate_min", "hbm_utilisation_min", "length_limit"});
 
   keep_unknown("", {"schema", "model", "provenance", "request", "summary", "frontier", "baselines", "tiers", "layers", "runtime", "monitor", "fallback", "tensors"});
+  plan::Accounting accounting;
+  accounting.context_tokens = plan_.request.context_tokens;
+  accounting.batch = plan_.request.batch;
+  accounting.sink_tokens = plan_.sink_tokens;
+  std::int64_t window = plan_.window_tokens;
+  for (const plan::LayerPlan& layer : plan_.layers) window = std::max(window, layer.window_tokens.value_or(0));
+  if (!plan::countable(plan_.model.layers, window, accounting))
+    fail(ErrorKind::kFormat, where_, "/request: {} tokens x batch {} with {} sinks and window {} is beyond what can be counted", accounting.context_tokens,
+         accounting.batch, accounting.sink_tokens, window);
   if (n_arrays_used_ != arrays_.size())
     fail(ErrorKind::kMismatch, where_, "the tensor file holds {} arrays, the plan names {} of them", arrays_.size(), n_arrays_used_);
   return std::move(plan_);

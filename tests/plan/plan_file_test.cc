@@ -258,6 +258,8 @@ TEST_F(PlanFile, LayerListFaults) {
   fails([](json& d) { d["fallback"][0]["changes"][0]["side"] = "q"; }, {"/fallback/0/changes/0/side"});
   fails([](json& d) { d["model"]["layers"] = json::array(); }, {"/model/layers"});
   fails([](json& d) { d["layers"] = "none"; }, {"/layers"});
+  fails([](json& d) { d["request"]["context_tokens"] = INT64_MAX; }, {"/request", "beyond what can be counted"});
+  fails([](json& d) { d["layers"][0]["window_tokens"] = INT64_MAX; }, {"/request", "beyond what can be counted"});
   put(good);
   read();
 }

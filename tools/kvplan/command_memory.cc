@@ -24,6 +24,9 @@ int run_memory(const KvplanOptions& options, const Invocation& call, Progress& p
     accounting.sink_tokens = plan.sink_tokens;
     accounting.page_tokens = plan.page_tokens;
     accounting.scale_refresh_tokens = plan.scale_refresh_tokens;
+    for (const plan::LayerPlan& layer : plan.layers)
+      if (!plan::countable(plan.model.layers, plan.window_of(layer), accounting))
+        fail(ErrorKind::kUsage, "--contexts, --batch", "{} tokens x batch {} is beyond what can be counted", tokens, options.batch);
     std::int64_t bytes = 0;
     for (std::size_t l = 0; l < plan.layers.size(); ++l)
       bytes += plan::layer_bytes(plan.model.layers[l], plan.layers[l].k.scheme, plan.layers[l].v.scheme, plan.window_of(plan.layers[l]), accounting);

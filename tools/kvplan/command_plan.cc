@@ -140,7 +140,8 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
       out["predicted"] = {{"metric", plan.summary.predicted->metric}, {"score", plan.summary.predicted->score}, {"se", plan.summary.predicted->se}};
     out["baselines"] = nlohmann::ordered_json::array();
     for (const plan::Baseline& b : plan.baselines)
-      out["baselines"].push_back({{"name", b.name}, {"description", b.description}, {"feasible", b.feasible}, {"effective_bits", b.effective_bits}, {"score", b.score}});
+      out["baselines"].push_back({{"name", b.name}, {"description", b.description}, {"feasible", b.feasible}, {"effective_bits", b.effective_bits},
+                                  {"score", b.score}, {"pair", b.pair}, {"window_tokens", b.window_tokens}});
     fmt::print("{}", io::json_text(out, "standard output"));
     return;
   }
