@@ -1,6 +1,6 @@
 // kvcalib as its users meet it: exit codes, messages, what is written and what is left alone.
 
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -29,7 +29,8 @@ struct Scene {
     fs::create_directory(folder.file("out"));
   }
   std::vector<std::string> args(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> a = {"--model", model, "--data", data, "-o", out, "--seq-len", "256", "--threads", "1"};
+    std::vector<std::string> a = {"--model", model, "--data", data, "-o", out, "--threads", "1"};
+    if (std::find(more.begin(), more.end(), "--seq-len") == more.end()) a.insert(a.end(), {"--seq-len", "256"});
     a.insert(a.end(), more.begin(), more.end());
     return a;
   }
@@ -66,7 +67,8 @@ TEST(Kvcalib, UsageErrors) {
   expect_refusal(s.run({"--frobnicate"}), 2, {"--frobnicate"});
   expect_refusal(s.run({"--seq-len", "0"}), 2, {"--seq-len", "\"0\""});
   expect_refusal(s.run({"--seq-len", "12x"}), 2, {"--seq-len", "12x"});
-  expect_refusal(s.run({"--num-samples"}), 2, {"--num-samples"});
+  expect_refusal(s.run({"--num-samples"}), 2, {"--num-samples", "missing"});
+  expect_refusal(s.run({"--seed", "1", "--seed", "2"}), 2, {"--seed", "more than once"});
   expect_refusal(s.run({"--hidden-mem", "4XB"}), 2, {"--hidden-mem", "4XB"});
   expect_refusal(s.run({"--device", "tpu"}), 2, {"--device", "tpu"});
   expect_refusal(s.run({"--dtype", "fp16"}), 2, {"--dtype", "fp16"});
@@ -269,7 +271,7 @@ TEST(Kvcalib, OddNamesOfFolders) {  // CF-11
     const ProgramResult r = run_program("kvcalib", {"--model", folder + "/m", "--data", folder + "/text.txt", "-o", folder + "/s.h5",
                                                     "--seq-len", "64", "--num-samples", "1", "--json"});
     ASSERT_EQ(r.exit_code, 0) << name << r.err;
-    EXPECT_NO_THROW((void)json::parse(r.out)) << r.out;
+    EXPECT_TRUE(json::accept(r.out)) << r.out;
     EXPECT_TRUE(fs::exists(folder + "/s.h5"));
     EXPECT_EQ(artifacts::read_stats_file(folder + "/s.h5").header.provenance.argv.size(), 12u);
   }
@@ -299,7 +301,7 @@ TEST(KvcalibMemory, FlatInTheNumberOfDocuments) {  // SA-12
   }
   const long hidden_kib = 256 * 256 * 64 * 4 / 1024;  // stated: hidden states of all documents, up to --hidden-mem
   EXPECT_LE(static_cast<double>(largest - hidden_kib), 1.05 * static_cast<double>(smallest));
-  EXPECT_LE(static_cast<double>(large_file), 1.35 * static_cast<double>(small_file));  // sketches gain buckets as text grows
+  EXPECT_LE(large_file, 2 * small_file);  // 32 times the text: sketches fill octaves that were empty, nothing else grows
 }
 
 }  // namespace
