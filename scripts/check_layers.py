@@ -21,6 +21,7 @@ LIBRARIES = {
     "nlohmann": ("nlohmann/",),
     "eigen": ("Eigen/",),
     "pcre2": ("pcre2.h",),
+    "utf8proc": ("utf8proc.h",),
     "hdf5": ("hdf5.h", "H5"),
     "valijson": ("valijson/",),
     "cli11": ("CLI/",),
