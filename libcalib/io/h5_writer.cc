@@ -63,7 +63,7 @@ struct H5Writer::Impl {
   }
 
   void write(const std::string& name, hid_t stored_type, hid_t memory_type, std::size_t element_bytes, const void* values,
-             std::size_t n_values, const Shape& shape) {
+             std::size_t n_values, const Shape& shape, Packing packing = Packing::kPlain) {
     std::vector<hsize_t> dims(shape.begin(), shape.end());
     std::size_t n = 1;
     for (const hsize_t d : dims) n *= d;
@@ -86,6 +86,7 @@ struct H5Writer::Impl {
         else chunk[i] = (chunk[i] + 1) / 2;
       H5Pset_chunk(properties.get(), static_cast<int>(chunk.size()), chunk.data());
       if (H5Tis_variable_str(stored_type) <= 0) {  // the library has neither for strings of variable length
+        if (packing == Packing::kDeflate) H5Pset_deflate(properties.get(), 1);
         H5Pset_fletcher32(properties.get());
         H5Pset_fill_time(properties.get(), H5D_FILL_TIME_NEVER);
       }
@@ -137,19 +138,24 @@ H5Writer::H5Writer(H5Writer&&) noexcept = default;
 void H5Writer::group(const std::string& name) { impl_->make_group(name); }
 
 // Stored little-endian everywhere, so that the bytes do not depend on the machine.
-#define CALIB_H5_WRITE(type, stored, memory)                                                                       \
-  void H5Writer::write(const std::string& name, std::span<const type> values, const Shape& shape) {               \
-    impl_->write(name, stored, memory, sizeof(type), values.data(), values.size(), shape);                        \
+#define CALIB_H5_WRITE(type, stored, memory)                                                         \
+  void H5Writer::write(const std::string& name, std::span<const type> values, const Shape& shape) {  \
+    impl_->write(name, stored, memory, sizeof(type), values.data(), values.size(), shape);           \
+  }
+#define CALIB_H5_WRITE_PACKED(type, stored, memory)                                                                  \
+  void H5Writer::write(const std::string& name, std::span<const type> values, const Shape& shape, Packing packing) { \
+    impl_->write(name, stored, memory, sizeof(type), values.data(), values.size(), shape, packing);                  \
   }
 CALIB_H5_WRITE(float, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT)
 CALIB_H5_WRITE(double, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE)
 CALIB_H5_WRITE(std::int32_t, H5T_STD_I32LE, H5T_NATIVE_INT32)
 CALIB_H5_WRITE(std::int64_t, H5T_STD_I64LE, H5T_NATIVE_INT64)
-CALIB_H5_WRITE(std::uint8_t, H5T_STD_U8LE, H5T_NATIVE_UINT8)
-CALIB_H5_WRITE(std::uint16_t, H5T_STD_U16LE, H5T_NATIVE_UINT16)
-CALIB_H5_WRITE(std::uint32_t, H5T_STD_U32LE, H5T_NATIVE_UINT32)
+CALIB_H5_WRITE_PACKED(std::uint8_t, H5T_STD_U8LE, H5T_NATIVE_UINT8)
+CALIB_H5_WRITE_PACKED(std::uint16_t, H5T_STD_U16LE, H5T_NATIVE_UINT16)
+CALIB_H5_WRITE_PACKED(std::uint32_t, H5T_STD_U32LE, H5T_NATIVE_UINT32)
 CALIB_H5_WRITE(std::uint64_t, H5T_STD_U64LE, H5T_NATIVE_UINT64)
 #undef CALIB_H5_WRITE
+#undef CALIB_H5_WRITE_PACKED
 
 void H5Writer::write_strings(const std::string& name, const std::vector<std::string>& values) {
   std::vector<std::string> clean;

@@ -203,6 +203,19 @@ TEST(H5, LargeArraysAreChunkedAndExact) {
   EXPECT_EQ(H5Reader(folder.file("x.h5"), "kvcalib.stats", 1).read<double>("/x", {5, 997, 101}), values);
 }
 
+TEST(H5, DeflatedCountsAreSmallAndExact) {
+  const TempFolder folder;
+  std::vector<std::uint16_t> values(300000);
+  for (std::size_t i = 0; i < values.size(); i += 100) values[i] = static_cast<std::uint16_t>(i);
+  {
+    H5Writer file(folder.file("x.h5"), "kvcalib.stats", 1);
+    file.write("/x", values, {3000, 100}, Packing::kDeflate);
+    file.finish();
+  }
+  EXPECT_LT(std::filesystem::file_size(folder.file("x.h5")), 50000u);
+  EXPECT_EQ(H5Reader(folder.file("x.h5"), "kvcalib.stats", 1).read<std::uint16_t>("/x", {3000, 100}), values);
+}
+
 // Runs f in a child process under a limit on file size; the child's result must be kIo naming the cause.
 void expect_size_limit_error(const std::string& path, rlim_t bytes) {
   const pid_t child = ::fork();

@@ -63,10 +63,11 @@ void PhaseProgress::update(const std::string& phase, std::int64_t done, std::int
   throw_if_interrupted();
   if (phase != phase_) {
     phase_ = phase;
-    started_ = call_.seconds();
+    started_ = last_;
     last_tenth_ = -1;
   }
-  const double seconds = std::max(call_.seconds() - started_, 1e-9), share = static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(1, total));
+  last_ = call_.seconds();
+  const double seconds = std::max(last_ - started_, 1e-9), share = static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(1, total));
   const std::int64_t tenth = 10 * done / std::max<std::int64_t>(1, total);
   progress_.update(phase, done, total, static_cast<double>(n_tokens_) * share / seconds, share > 0 ? seconds * (1 - share) / share : 0.0,
                    tenth != last_tenth_);

@@ -50,7 +50,8 @@ bool same_text(const DataIdentity& a, const DataIdentity& b);
 /// Feeds a Progress from (phase, done, total), with milestones every tenth of a phase, and lets the user interrupt.
 class PhaseProgress {
  public:
-  PhaseProgress(Progress& progress, const Invocation& call, std::int64_t n_tokens) : progress_(progress), call_(call), n_tokens_(n_tokens) {}
+  PhaseProgress(Progress& progress, const Invocation& call, std::int64_t n_tokens)
+      : progress_(progress), call_(call), n_tokens_(n_tokens), started_(call.seconds()), last_(started_) {}
   void update(const std::string& phase, std::int64_t done, std::int64_t total);
 
  private:
@@ -58,7 +59,7 @@ class PhaseProgress {
   const Invocation& call_;
   std::int64_t n_tokens_;
   std::string phase_;
-  double started_ = 0;
+  double started_, last_;  ///< of this phase; of the last update, where the next phase starts
   std::int64_t last_tenth_ = -1;
 };
 
