@@ -3,25 +3,37 @@
 //   q8_0  34 bytes: fp16 d, 32 int8.   d = absmax / 127, code = round(x / d), halves away from zero
 //   q4_0  18 bytes: fp16 d, 16 bytes, byte j = code j | code (j + 16) << 4.   d = (signed value of largest magnitude, the first
 //         on ties) / -8, code = min(15, trunc(x / d + 8.5)), value (code - 8) * d
-// Codes use the inverse of d before it is rounded to fp16. `x / d + 8.5` is one fused multiply-add, as compilers build the reference
-// for every CPU with FMA. Two cases that break the reference are defined here: d beyond 65504 saturates (and is counted), and a block
-// so small that 1/d is not finite holds zeros.
+//   q4_1  20 bytes: fp16 d, fp16 m, 16 bytes.   d = (max - min) / 15, m = min, code = min(15, trunc((x - min) / d + 0.5)), value code * d + m
+//   q5_0  22 bytes: fp16 d, 32 bits with bit 4 of each code, 16 bytes with bits 0-3.   As q4_0 with -16, 16.5 and 31
+//   q5_1  24 bytes: fp16 d, fp16 m, 32 bits, 16 bytes.   As q4_1 with 31
+// `x / d` is x times the fp32 inverse of d before it is rounded to fp16; product and sum round separately. Two cases that break the
+// reference are defined here: d beyond 65504 saturates (and is counted), and a block so small that 1/d is not finite holds zeros.
 
 #include <cmath>
 #include <cstdint>
 
 #include "kernels/codec/int_codec.h"
 #include "kernels/codec/range.h"
+#include "kernels/core/scheme.h"
 
 namespace kvrt {
 
 inline constexpr int kLlamaBlock = 32;
 inline constexpr int kQ8_0Bytes = 34;
 inline constexpr int kQ4_0Bytes = 18;
+inline constexpr int kQ4_1Bytes = 20;
+inline constexpr int kQ5_0Bytes = 22;
+inline constexpr int kQ5_1Bytes = 24;
+
+/// Bytes of one block; 0 for a format without a codec here.
+KVRT_HOST_DEVICE constexpr int llama_block_bytes(Format f) {
+  return f == Format::kQ8_0 ? kQ8_0Bytes : f == Format::kQ4_0 ? kQ4_0Bytes : f == Format::kQ4_1 ? kQ4_1Bytes
+         : f == Format::kQ5_0 ? kQ5_0Bytes : f == Format::kQ5_1 ? kQ5_1Bytes : 0;
+}
 
 namespace detail {
 
-/// fp16 bits of d, finite.
+/// fp16 bits of d or m, finite.
 KVRT_HOST_DEVICE inline std::uint16_t llama_scale(float d, EncodeCounters* counters) {
   const std::uint16_t h = f32_to_f16_rne(d);
   if ((h & 0x7FFFu) != 0x7C00u) return h;
@@ -51,24 +63,88 @@ KVRT_HOST_DEVICE inline float decode_q8_0(const std::uint8_t* block, int i) {
   return static_cast<float>(static_cast<std::int8_t>(block[2 + i])) * f16_to_f32(load_le16(block));
 }
 
-KVRT_HOST_DEVICE inline void encode_q4_0(const float* x, std::uint8_t* block, EncodeCounters* counters) {
+namespace detail {
+
+/// Bits 0-3 of 32 codes, two a byte.
+KVRT_HOST_DEVICE inline void pack_nibbles(const std::uint8_t* codes, std::uint8_t* out) {
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<std::uint8_t>((codes[i] & 15) | (codes[i + 16] & 15) << 4);
+}
+KVRT_HOST_DEVICE inline void pack_fifth_bits(const std::uint8_t* codes, std::uint8_t* out) {
+  std::uint32_t word = 0;
+  for (int i = 0; i < kLlamaBlock; ++i) word |= static_cast<std::uint32_t>(codes[i] >> 4) << i;
+  store_le32(out, word);
+}
+KVRT_HOST_DEVICE inline int nibble(const std::uint8_t* packed, int i) { return i < 16 ? packed[i] & 15 : packed[i - 16] >> 4; }
+KVRT_HOST_DEVICE inline int fifth_bit(const std::uint8_t* packed, int i) { return static_cast<int>(load_le32(packed) >> i & 1u) << 4; }
+
+/// q4_0 (half = 8) and q5_0 (half = 16): codes around half, scale in the first two bytes.
+KVRT_HOST_DEVICE inline void signed_codes(const float* x, int half, std::uint8_t* block, std::uint8_t* codes, EncodeCounters* counters) {
   float absmax = 0, extreme = 0;
   for (int i = 0; i < kLlamaBlock; ++i) {
     const float a = x[i] < 0 ? -x[i] : x[i];
     if (a > absmax) absmax = a, extreme = x[i];
   }
-  const float d = extreme / -8.0f, inverse = detail::llama_inverse(d);
-  store_le16(block, detail::llama_scale(d, counters));
-  std::uint8_t codes[kLlamaBlock];
+  const float d = extreme / static_cast<float>(-half), inverse = llama_inverse(d);
+  store_le16(block, llama_scale(d, counters));
   for (int i = 0; i < kLlamaBlock; ++i) {
-    const int code = static_cast<int>(fmaf(x[i], inverse, 8.5f));
-    codes[i] = static_cast<std::uint8_t>(code > 15 ? 15 : code);
+    const float steps = x[i] * inverse;
+    const int code = static_cast<int>(steps + (static_cast<float>(half) + 0.5f));
+    codes[i] = static_cast<std::uint8_t>(code > 2 * half - 1 ? 2 * half - 1 : code);
   }
-  for (int i = 0; i < 16; ++i) block[2 + i] = static_cast<std::uint8_t>(codes[i] | codes[i + 16] << 4);
 }
-KVRT_HOST_DEVICE inline float decode_q4_0(const std::uint8_t* block, int i) {
-  const int code = i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4;
-  return static_cast<float>(code - 8) * f16_to_f32(load_le16(block));
+/// q4_1 (top = 15) and q5_1 (top = 31): codes from the minimum, scale and minimum in the first four bytes.
+KVRT_HOST_DEVICE inline void offset_codes(const float* x, int top, std::uint8_t* block, std::uint8_t* codes, EncodeCounters* counters) {
+  float min = x[0], max = x[0];
+  for (int i = 1; i < kLlamaBlock; ++i) {
+    if (x[i] < min) min = x[i];
+    if (x[i] > max) max = x[i];
+  }
+  const float d = (max - min) / static_cast<float>(top), inverse = llama_inverse(d);
+  store_le16(block, llama_scale(d, counters));
+  store_le16(block + 2, llama_scale(min, counters));
+  for (int i = 0; i < kLlamaBlock; ++i) {
+    const float steps = (x[i] - min) * inverse;
+    const int code = steps > 0 ? static_cast<int>(steps + 0.5f) : 0;  // not a number where max - min leaves fp32: 0
+    codes[i] = static_cast<std::uint8_t>(code > top ? top : code);
+  }
+}
+
+}  // namespace detail
+
+/// Encodes 32 finite values into llama_block_bytes(f) bytes.
+KVRT_HOST_DEVICE inline void encode_llama_block(Format f, const float* x, std::uint8_t* block, EncodeCounters* counters) {
+  std::uint8_t codes[kLlamaBlock];
+  switch (f) {
+    case Format::kQ8_0: return encode_q8_0(x, block, counters);
+    case Format::kQ4_0:
+      detail::signed_codes(x, 8, block, codes, counters);
+      return detail::pack_nibbles(codes, block + 2);
+    case Format::kQ5_0:
+      detail::signed_codes(x, 16, block, codes, counters);
+      detail::pack_fifth_bits(codes, block + 2);
+      return detail::pack_nibbles(codes, block + 6);
+    case Format::kQ4_1:
+      detail::offset_codes(x, 15, block, codes, counters);
+      return detail::pack_nibbles(codes, block + 4);
+    default:  // q5_1
+      detail::offset_codes(x, 31, block, codes, counters);
+      detail::pack_fifth_bits(codes, block + 4);
+      return detail::pack_nibbles(codes, block + 8);
+  }
+}
+
+/// Value i of a block.
+KVRT_HOST_DEVICE inline float decode_llama_block(Format f, const std::uint8_t* block, int i) {
+  const float d = f16_to_f32(load_le16(block));
+  switch (f) {
+    case Format::kQ8_0: return decode_q8_0(block, i);
+    case Format::kQ4_0: return static_cast<float>(detail::nibble(block + 2, i) - 8) * d;
+    case Format::kQ5_0: return static_cast<float>((detail::nibble(block + 6, i) | detail::fifth_bit(block + 2, i)) - 16) * d;
+    default: break;
+  }
+  const int code = f == Format::kQ4_1 ? detail::nibble(block + 4, i) : detail::nibble(block + 8, i) | detail::fifth_bit(block + 4, i);
+  const float product = static_cast<float>(code) * d;
+  return product + f16_to_f32(load_le16(block + 2));
 }
 
 }  // namespace kvrt

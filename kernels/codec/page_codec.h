@@ -1,6 +1,6 @@
 #pragma once
 // Encodes and decodes one head block of a page: [codes][params], the parts and their order of KERNELS.md 3.2.
-//   token.g<N>    params [P][D/N], int: fp16 scale, fp16 lo; fp8: fp16 scale
+//   token.g<N>    params [P][D/N], int: fp16 scale, fp16 lo; fp8, sint: fp16 scale
 //   channel.g<N>  params [P/N][D], fp16 scale, fp16 lo
 //   int3          codes are plane A [P][D/32][8 bytes], then plane B [P][D/32][4 bytes]; others [P][row]
 // Input is what METHODS.md calls the encoder's input: after bf16 rounding, frame, center and had. Bytes that belong to slots never
@@ -38,8 +38,7 @@ KVRT_HOST_DEVICE inline PageCodec make_page_codec(const Scheme& s, int code_bits
   c.head_dim = head_dim, c.page_tokens = page_tokens;
   c.group = s.granularity == Granularity::kToken && s.group == 0 ? head_dim : s.group;
   const std::int64_t cells = (head_dim + 31) / 32;
-  const std::int64_t row = s.format == Format::kQ8_0 ? head_dim / kLlamaBlock * kQ8_0Bytes
-                           : s.format == Format::kQ4_0 ? head_dim / kLlamaBlock * kQ4_0Bytes
+  const std::int64_t row = is_llamacpp_block(s.format) ? head_dim / kLlamaBlock * llama_block_bytes(s.format)
                            : code_bits == 16 ? 2 * static_cast<std::int64_t>(head_dim)
                            : code_bits == 3 ? 12 * cells
                                             : 4 * ((static_cast<std::int64_t>(head_dim) * code_bits + 31) / 32);
@@ -120,13 +119,29 @@ KVRT_HOST_DEVICE inline void encode_fp8(const PageCodec& c, const float* x, int 
   for (int d = c.head_dim; d < c.row_bytes; ++d) row.codes[d] = 0;
 }
 
+KVRT_HOST_DEVICE inline void encode_sint(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
+  const int n_groups = c.head_dim / c.group, half = 1 << (c.bits - 1), m = half - 1;
+  std::uint8_t* params = block + c.params + 2 * static_cast<std::int64_t>(slot) * n_groups;
+  for (int g = 0; g < n_groups; ++g) {
+    float absmax = 0;
+    for (int i = 0; i < c.group; ++i) {
+      const float v = finite_or_zero(x[g * c.group + i], counters), a = v < 0 ? -v : v;
+      if (a > absmax) absmax = a;
+    }
+    store_le16(params + 2 * g, symmetric_scale(absmax, m, counters));
+  }
+  const CodeRow row = code_row(c, block, slot);
+  pack_row(c.bits, c.head_dim, [&](int d) {
+    const float v = f32_is_finite(x[d]) ? x[d] : 0.0f;
+    return static_cast<std::uint8_t>(symmetric_code(v, f16_to_f32(load_le16(params + 2 * (d / c.group))), m) + half);
+  }, row.codes, row.plane_b);
+}
+
 KVRT_HOST_DEVICE inline void encode_llamacpp(const PageCodec& c, const float* x, std::uint8_t* row, EncodeCounters* counters) {
-  const bool is_q8 = c.format == Format::kQ8_0;
   for (int b = 0; b * kLlamaBlock < c.head_dim; ++b) {
     float v[kLlamaBlock];
     for (int i = 0; i < kLlamaBlock; ++i) v[i] = finite_or_zero(x[b * kLlamaBlock + i], counters);
-    if (is_q8) encode_q8_0(v, row + b * kQ8_0Bytes, counters);
-    else encode_q4_0(v, row + b * kQ4_0Bytes, counters);
+    encode_llama_block(c.format, v, row + b * llama_block_bytes(c.format), counters);
   }
 }
 
@@ -138,6 +153,7 @@ KVRT_HOST_DEVICE inline void encode_row(const PageCodec& c, const float* x, int 
   if (detail::is_int_format(c.format)) detail::encode_int_token(c, x, slot, block, counters);
   else if (c.format == Format::kBf16 || c.format == Format::kFp16) detail::encode_exact(c, x, row, counters);
   else if (c.format == Format::kFp8E4m3 || c.format == Format::kFp8E5m2) detail::encode_fp8(c, x, slot, block, counters);
+  else if (c.format == Format::kSint8 || c.format == Format::kSint4) detail::encode_sint(c, x, slot, block, counters);
   else detail::encode_llamacpp(c, x, row, counters);
 }
 
@@ -183,10 +199,12 @@ KVRT_HOST_DEVICE inline void decode_row(const PageCodec& c, const std::uint8_t* 
         scale = f16_to_f32(load_le16(block + c.params + 2 * (static_cast<std::int64_t>(slot) * (c.head_dim / c.group) + d / c.group)));
       }
       out[d] = detail::fp8_value(c.format, row[d]) * scale;
-    } else if (c.format == Format::kQ8_0) {
-      out[d] = decode_q8_0(row + d / kLlamaBlock * kQ8_0Bytes, d % kLlamaBlock);
-    } else if (c.format == Format::kQ4_0) {
-      out[d] = decode_q4_0(row + d / kLlamaBlock * kQ4_0Bytes, d % kLlamaBlock);
+    } else if (c.format == Format::kSint8 || c.format == Format::kSint4) {
+      const std::int64_t index = static_cast<std::int64_t>(slot) * (c.head_dim / c.group) + d / c.group;
+      const int code = unpack_code(c.bits, row, nullptr, d) - (1 << (c.bits - 1));
+      out[d] = static_cast<float>(code) * f16_to_f32(load_le16(block + c.params + 2 * index));
+    } else if (is_llamacpp_block(c.format)) {
+      out[d] = decode_llama_block(c.format, row + d / kLlamaBlock * llama_block_bytes(c.format), d % kLlamaBlock);
     } else {
       out[d] = c.format == Format::kBf16 ? bf16_to_f32(load_le16(row + 2 * d)) : f16_to_f32(load_le16(row + 2 * d));
     }

@@ -61,6 +61,22 @@ KVRT_HOST_DEVICE inline float affine_value(std::uint8_t code, float scale, float
   return product + lo;
 }
 
+/// fp16 bits of the scale of one group of codes -m..m: f16 up (absmax / m), at least 2^-14.
+KVRT_HOST_DEVICE inline std::uint16_t symmetric_scale(float absmax, int m, EncodeCounters* counters) {
+  const float step = absmax / static_cast<float>(m);
+  if (step > kF16Max) ++counters->saturated;
+  const std::uint16_t scale = f32_to_f16_up(step);
+  if (f16_to_f32(scale) >= kScaleFloor) return scale;
+  ++counters->floored;
+  return f32_to_f16_rne(kScaleFloor);
+}
+
+/// Signed code clamp(rne(x / scale), -m, m).
+KVRT_HOST_DEVICE inline int symmetric_code(float x, float scale, int m) {
+  const float y = x / scale, top = static_cast<float>(m);
+  return static_cast<int>(round_even(y < -top ? -top : y > top ? top : y));
+}
+
 /// fp16 bits of the scale of one fp8 token group: f16 up (absmax / max of the format), 1 for a group of zeros.
 KVRT_HOST_DEVICE inline std::uint16_t fp8_token_scale(float absmax, float format_max, EncodeCounters* counters) {
   if (absmax == 0.0f) return f32_to_f16_rne(1.0f);

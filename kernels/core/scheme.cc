@@ -273,10 +273,6 @@ int code_bits(Format format) noexcept {
   }
 }
 
-bool is_llamacpp_block(Format f) noexcept {
-  return f == Format::kQ8_0 || f == Format::kQ4_0 || f == Format::kQ4_1 || f == Format::kQ5_0 || f == Format::kQ5_1 || f == Format::kIq4Nl;
-}
-
 bool needs_calibration(const Scheme& s) noexcept {
   const Family f = family(s.format);
   return s.granularity == Granularity::kTensor || s.granularity == Granularity::kHead || s.granularity == Granularity::kChannelStatic ||
@@ -366,12 +362,17 @@ std::string check_shape(const Scheme& s, int head_dim, bool is_key) {
 
 std::string check_implemented(const Scheme& s) {
   const std::string name = format_name(s.format);
-  const bool is_fp8 = s.format == Format::kFp8E4m3, is_int = family(s.format) == Family::kInt;
-  if (!is_int && !is_fp8 && family(s.format) != Family::kExact && s.format != Format::kQ8_0 && s.format != Format::kQ4_0) {
-    return "format '" + name + "' is not offered by this build; offered are bf16 fp16 fp8e4m3 int8 int4 int3 int2 q8_0 q4_0";
+  const Family f = family(s.format);
+  const bool has_codec = f == Family::kExact || f == Family::kFp8 || f == Family::kInt || f == Family::kSint ||
+                         (is_llamacpp_block(s.format) && s.format != Format::kIq4Nl);
+  if (!has_codec) {
+    return "format '" + name + "' is not offered by this build; offered are bf16 fp16 fp8e4m3 fp8e5m2 int8 int4 int3 int2 sint8 sint4 "
+           "q8_0 q4_0 q4_1 q5_0 q5_1";
   }
-  if (is_int && s.granularity != Granularity::kToken && s.granularity != Granularity::kChannel) {
-    return "'" + granularity_name(s) + "' with '" + name + "' is not offered by this build; offered are token.g<N> and channel.g<N>";
+  const bool by_group = s.granularity == Granularity::kToken || s.granularity == Granularity::kChannel;
+  if ((f == Family::kInt || f == Family::kSint) && !by_group) {
+    return "'" + granularity_name(s) + "' with '" + name + "' is not offered by this build; offered are token.g<N>" +
+           (f == Family::kInt ? " and channel.g<N>" : "");
   }
   for (const std::string& m : modifier_names(s)) {
     if (m != "pre" && m != "center" && m != "had") return "modifier '" + m + "' is not offered by this build; offered are pre center had";

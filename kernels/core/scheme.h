@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/core/host_device.h"
+
 namespace kvrt {
 
 enum class Format : std::uint8_t {
@@ -52,7 +54,7 @@ std::string check_shape(const Scheme& scheme, int head_dim, bool is_key);
 std::string check_implemented(const Scheme& scheme);
 
 int code_bits(Format format) noexcept;               ///< 16, 8, 5, 4, 3, 2
-bool is_llamacpp_block(Format format) noexcept;
+KVRT_HOST_DEVICE constexpr bool is_llamacpp_block(Format f) noexcept { return f >= Format::kQ8_0 && f <= Format::kIq4Nl; }
 bool needs_calibration(const Scheme& scheme) noexcept;  ///< static scales, means, factors, codebooks, bases, error feedback, clip
 
 }  // namespace kvrt

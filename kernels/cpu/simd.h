@@ -6,10 +6,6 @@
 
 #include <cstdint>
 
-#if defined(__AVX512F__) || defined(__FMA__)
-#include <immintrin.h>
-#endif
-
 namespace kvrt {
 namespace {
 
@@ -96,23 +92,6 @@ KVRT_INLINE V truncated(V v) {
   if constexpr (LanesOf<sizeof(V)>::n == 1) return static_cast<float>(static_cast<std::int32_t>(v));
   else return __builtin_convertvector(__builtin_convertvector(v, IntOf<V>), V);
 }
-/// One rounding, also where the instruction set has no fused multiply-add.
-template <class V>
-KVRT_INLINE V fused_multiply_add(V a, V b, V c) {
-  if constexpr (LanesOf<sizeof(V)>::n == 1) {
-    return __builtin_fmaf(a, b, c);
-  } else {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#endif
-    V out = c;
-    for (int i = 0; i < LanesOf<sizeof(V)>::n; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return out;
-  }
-}
-
 /// Reduces all lanes with op, halving the vector.
 template <class V, class Op>
 KVRT_INLINE float across(V v, Op op) {

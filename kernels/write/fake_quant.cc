@@ -108,7 +108,7 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
 std::vector<FakeQuantBackend> fake_quant_backends() {
   std::vector<FakeQuantBackend> backends = {{"baseline", fake_quant_run_baseline}};
 #if defined(KVRT_X86_PATHS)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) backends.push_back({"avx2", fake_quant_run_avx2});
+  if (__builtin_cpu_supports("avx2")) backends.push_back({"avx2", fake_quant_run_avx2});
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
     backends.push_back({"avx512", fake_quant_run_avx512});

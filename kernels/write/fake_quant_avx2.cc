@@ -1,4 +1,4 @@
-// The vector path of fake_quant, compiled with -mavx2 -mfma.
+// The vector path of fake_quant, compiled with -mavx2.
 
 #include "kernels/write/fake_quant_lanes.h"
 

@@ -3,91 +3,13 @@
 // packed, but every operation is the one of kernels/codec, in the same order, so that results equal the page codecs bit for bit.
 // No std:: and no shared inline function may be called here: the linker could merge a copy compiled for a wider instruction set.
 
+#include "kernels/cpu/hadamard_rows.h"
+#include "kernels/cpu/rounding.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/write/fake_quant_job.h"
 
 namespace kvrt {
 namespace {
-
-// --- parameters as fp32 values of the fp16 grid ---
-
-/// Largest fp16 value <= v, saturating at +-65504.
-template <class V>
-KVRT_INLINE V f16_down(V v) {
-  using Int = IntOf<V>;
-  const Int u = bits_as<Int>(v), rest = u & 0x1FFF, zero = u & 0;
-  const Int away = v < 0.0f ? (rest != 0 ? zero + 0x2000 : zero) : zero;
-  const V normal = bits_as<V>((u & ~0x1FFF) + away);
-  const V steps = v * 0x1p24f;
-  V whole = nearest_integer(steps);
-  whole = whole > steps ? whole - 1.0f : whole;
-  const V grid = magnitude(v) < kF16MinNormal ? whole * 0x1p-24f : normal;
-  return minimum(maximum(grid, splat<V>(-kF16Max)), splat<V>(kF16Max));
-}
-template <class V>
-KVRT_INLINE V f16_up(V v) { return -f16_down<V>(-v); }
-/// Nearest fp16 value, ties to even; not saturated (the caller looks at values beyond 65504).
-template <class V>
-KVRT_INLINE V f16_nearest(V v) {
-  using Int = IntOf<V>;
-  const Int u = bits_as<Int>(v);
-  const V normal = bits_as<V>((u + 0xFFF + ((u >> 13) & 1)) & ~0x1FFF);
-  const V small = nearest_integer(v * 0x1p24f) * 0x1p-24f;
-  const V grid = magnitude(v) < kF16MinNormal ? small : normal;
-  return bits_as<V>(bits_as<Int>(grid) | (u & INT32_MIN));  // a value that rounds to zero keeps its sign
-}
-/// bf16 of a finite value, as an fp32 value; the top half step keeps the largest bf16.
-template <class V>
-KVRT_INLINE V bf16_nearest(V v) {
-  using Int = IntOf<V>;
-  const Int u = bits_as<Int>(v);
-  const V rounded = bits_as<V>((u + 0x7FFF + ((u >> 16) & 1)) & ~0xFFFF);
-  return minimum(maximum(rounded, splat<V>(-0x1.FEp127f)), splat<V>(0x1.FEp127f));
-}
-
-struct Counts {
-  Tally non_finite, saturated, floored;
-};
-
-template <class V>
-struct Affine {
-  V scale, lo;
-};
-template <class V>
-KVRT_INLINE Affine<V> affine_lanes(V min, V max, float qmax, Counts* c) {
-  const V lo = f16_down<V>(min);
-  const V step = (max - lo) / qmax;
-  const V raw = f16_up<V>(step);
-  Tally::add_to(&c->saturated, magnitude(min) > kF16Max);
-  Tally::add_to(&c->saturated, step > kF16Max);
-  Tally::add_to(&c->floored, raw < kScaleFloor);
-  return {maximum(raw, splat<V>(kScaleFloor)), lo};
-}
-template <class V>
-KVRT_INLINE V affine_round_trip(V x, V scale, V lo, float qmax) {
-  V y = (x - lo) / scale;
-  y = minimum(maximum(y, splat<V>(0.0f)), splat<V>(qmax));
-  return nearest_integer(y) * scale + lo;  // the product is exact, see affine_value()
-}
-/// e4m3 round trip of x / scale, times scale.
-template <class V>
-KVRT_INLINE V e4m3_round_trip(V x, V scale) {
-  using Int = IntOf<V>;
-  const V y = x / scale;
-  const V a = minimum(magnitude(y), splat<V>(448.0f));
-  const Int u = bits_as<Int>(a);
-  const V normal = bits_as<V>((u + 0x7FFFF + ((u >> 20) & 1)) & ~0xFFFFF);
-  const V small = ((a * 0x1p9f + 0x1p23f) - 0x1p23f) * 0x1p-9f;
-  const V value = a < 0x1p-6f ? small : normal;
-  return bits_as<V>(bits_as<Int>(value) | (bits_as<Int>(y) & INT32_MIN)) * scale;
-}
-
-template <class V>
-KVRT_INLINE V finite_or_zero_lanes(V v, Counts* c) {
-  const auto bad = (bits_as<IntOf<V>>(v) & 0x7F800000) == 0x7F800000;
-  Tally::add_to(&c->non_finite, bad);
-  return bad ? V{} : v;
-}
 
 // --- rows in scratch: [n][D], dense ---
 
@@ -99,93 +21,6 @@ struct Run {
   int n, d;
   Counts counts;
 };
-
-KVRT_INLINE void rotate_run(const FakeQuantJob& job, float* run) {  // butterflies within job.had.power channels
-  const int power = job.had.power;
-  for (int step = 1; step < power; step *= 2) {
-    if (step >= kLanes) {
-      for (int i = 0; i < power; i += 2 * step) {
-        for (int k = i; k < i + step; k += kLanes) {
-          const F a = load<F>(run + k), b = load<F>(run + k + step);
-          store(run + k, a + b);
-          store(run + k + step, a - b);
-        }
-      }
-    } else {
-      for (int i = 0; i < power; ++i) {
-        if (i & step) continue;
-        const float a = run[i], b = run[i + step];
-        run[i] = a + b, run[i + step] = a - b;
-      }
-    }
-  }
-}
-
-/// The stages below the vector width, in registers. Requires: D a multiple of the vector width.
-KVRT_INLINE void rotate_within_vectors(const FakeQuantJob& job, float* row, int d) {
-  const int power = job.had.power;
-  for (int i = 0; i < d; i += kLanes) {
-    F v = load<F>(row + i);
-    if (power > 1) v = butterfly<1>(v);
-    if (power > 2) v = butterfly<2>(v);
-    if constexpr (kLanes > 4) {
-      if (power > 4) v = butterfly<4>(v);
-    }
-    if constexpr (kLanes > 8) {
-      if (power > 8) v = butterfly<8>(v);
-    }
-    store(row + i, v);
-  }
-}
-
-template <class V>
-KVRT_INLINE void combine_columns(const FakeQuantJob& job, const std::uint64_t* signs, float* x, int c) {
-  const int m = job.had.base, power = job.had.power;
-  V column[kMaxPaley];
-  for (int j = 0; j < m; ++j) column[j] = load<V>(x + j * power + c);
-  using Int = IntOf<V>;
-  for (int i = 0; i < m; ++i) {
-    const std::uint64_t row = signs[i];
-    const auto signed_entry = [&](int j) {
-      const std::int32_t flip = static_cast<std::int32_t>(((row >> j) & 1u) << 31);
-      return bits_as<V>(bits_as<Int>(column[j]) ^ flip);
-    };
-    V sum = signed_entry(0);
-    for (int j = 1; j < m; ++j) sum += signed_entry(j);
-    store(x + i * power + c, sum);
-  }
-}
-
-static void rotate_row(const FakeQuantJob& job, const std::uint64_t* signs, float* row, int d) {
-  const int power = job.had.power;
-  if (d % kLanes == 0) {
-    rotate_within_vectors(job, row, d);
-    for (int begin = 0; begin < d && power > kLanes; begin += power) {
-      for (int step = kLanes; step < power; step *= 2) {
-        for (int i = begin; i < begin + power; i += 2 * step) {
-          for (int k = i; k < i + step; k += kLanes) {
-            const F a = load<F>(row + k), b = load<F>(row + k + step);
-            store(row + k, a + b);
-            store(row + k + step, a - b);
-          }
-        }
-      }
-    }
-  } else {
-    for (int begin = 0; begin < d; begin += power) rotate_run(job, row + begin);
-  }
-  for (int begin = 0; job.had.base > 1 && begin < d; begin += job.had.size) {
-    int c = 0;
-    for (; c + kLanes <= power; c += kLanes) combine_columns<F>(job, signs, row + begin, c);
-    for (; c + 4 <= power; c += 4) combine_columns<Quad>(job, signs, row + begin, c);
-    for (; c < power; ++c) combine_columns<float>(job, signs, row + begin, c);
-  }
-  const float scale = job.had_scale;
-  for_lanes(d, [&](auto tag, int i) {
-    using V = decltype(tag);
-    store(row + i, load<V>(row + i) * scale);
-  });
-}
 
 /// x of one token and head -> the encoder's input, in a scratch row.
 static void to_frame(Run* run, int head, const float* x, float* row) {
@@ -228,9 +63,7 @@ static void from_frame(Run* run, int head, float* row, float* out) {
 
 struct MinOp {
   template <class V>
-  KVRT_INLINE V call(V a, V b) { return minimum(a, b); }
-  template <class V>
-  V operator()(V a, V b) const { return call(a, b); }
+  V operator()(V a, V b) const { return minimum(a, b); }
 };
 struct MaxOp {
   template <class V>
@@ -303,11 +136,13 @@ KVRT_INLINE float group_absmax(const float* x, int n) {
 }
 
 static void fp8_token(Run* run) {
+  const Format format = run->job->scheme.format;
+  const float max = format == Format::kFp8E4m3 ? 448.0f : 57344.0f;
   const int n = run->job->group, n_groups = run->d / n * run->n;
   for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
   for_lanes(n_groups, [&](auto tag, int g) {
     using V = decltype(tag);
-    const V absmax = load<V>(run->scale + g), step = absmax / 448.0f;
+    const V absmax = load<V>(run->scale + g), step = absmax / max;
     Tally::add_to(&run->counts.saturated, step > kF16Max);
     const V scale = f16_up<V>(maximum(step, splat<V>(kFp8ScaleFloor)));
     store(run->scale + g, absmax == 0.0f ? splat<V>(1.0f) : scale);
@@ -317,18 +152,41 @@ static void fp8_token(Run* run) {
     const float scale = run->scale[g];
     for_lanes(n, [&](auto tag, int i) {
       using V = decltype(tag);
-      store(x + i, e4m3_round_trip<V>(load<V>(x + i), splat<V>(scale)));
+      store(x + i, fp8_round_trip<V>(format, load<V>(x + i), splat<V>(scale)));
     });
   }
 }
 
 static void fp8_static(Run* run, const StaticScale& s) {
+  const Format format = run->job->scheme.format;
   for_lanes(run->d * run->n, [&](auto tag, int i) {
     using V = decltype(tag);
     const V v = load<V>(run->rows + i);
     Tally::add_to(&run->counts.saturated, magnitude(v) > s.limit);
-    store(run->rows + i, e4m3_round_trip<V>(v, splat<V>(s.scale)));
+    store(run->rows + i, fp8_round_trip<V>(format, v, splat<V>(s.scale)));
   });
+}
+
+static void sint_token(Run* run) {
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  const float m = static_cast<float>((1 << (run->job->bits - 1)) - 1);
+  for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+  for_lanes(n_groups, [&](auto tag, int g) {
+    using V = decltype(tag);
+    const V step = load<V>(run->scale + g) / m, raw = f16_up<V>(step);
+    Tally::add_to(&run->counts.saturated, step > kF16Max);
+    Tally::add_to(&run->counts.floored, raw < kScaleFloor);
+    store(run->scale + g, maximum(raw, splat<V>(kScaleFloor)));
+  });
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
+    const float scale = run->scale[g];
+    for_lanes(n, [&](auto tag, int i) {
+      using V = decltype(tag);
+      const V y = minimum(maximum(load<V>(x + i) / scale, splat<V>(-m)), splat<V>(m));
+      store(x + i, (nearest_integer(y) + 0.0f) * scale);  // an integer has no -0
+    });
+  }
 }
 
 static void exact16(Run* run) {
@@ -371,7 +229,8 @@ static void q8_0_blocks(Run* run) {
   }
 }
 
-static void q4_0_blocks(Run* run) {
+/// q4_0 (half = 8) and q5_0 (half = 16).
+static void signed_blocks(Run* run, float half) {
   for (int begin = 0; begin < run->d * run->n; begin += 32) {
     float* x = run->rows + begin;
     F lo = load<F>(x), hi = lo;
@@ -384,11 +243,29 @@ static void q4_0_blocks(Run* run) {
       while (magnitude(x[i]) != max) ++i;
       if (max != 0.0f) extreme = x[i];
     }
-    const float d = extreme / -8.0f, inverse = block_inverse(d), stored = block_scale(run, d);
+    const float d = extreme / -half, inverse = block_inverse(d), stored = block_scale(run, d);
     for_lanes(32, [&](auto tag, int i) {
       using V = decltype(tag);
-      const V code = truncated(fused_multiply_add(load<V>(x + i), splat<V>(inverse), splat<V>(8.5f)));
-      store(x + i, (minimum(code, splat<V>(15.0f)) - 8.0f) * stored);
+      const V code = truncated(load<V>(x + i) * inverse + (half + 0.5f));
+      store(x + i, (minimum(code, splat<V>(2.0f * half - 1.0f)) - half) * stored);
+    });
+  }
+}
+
+/// q4_1 (top = 15) and q5_1 (top = 31).
+static void offset_blocks(Run* run, float top) {
+  for (int begin = 0; begin < run->d * run->n; begin += 32) {
+    float* x = run->rows + begin;
+    F lo = load<F>(x), hi = lo;
+    for (int i = kLanes; i < 32; i += kLanes) lo = minimum(load<F>(x + i), lo), hi = maximum(load<F>(x + i), hi);
+    const float min = across(lo, MinOp{}), max = across(hi, MaxOp{});
+    const float d = (max - min) / top, inverse = block_inverse(d);
+    const float scale = block_scale(run, d), offset = block_scale(run, min);
+    for_lanes(32, [&](auto tag, int i) {
+      using V = decltype(tag);
+      const V steps = maximum((load<V>(x + i) - min) * inverse, splat<V>(0.0f));
+      const V code = minimum(truncated(steps + 0.5f), splat<V>(top));
+      store(x + i, code * scale + offset);
     });
   }
 }
@@ -398,8 +275,13 @@ static void round_trip(Run* run, const StaticScale& scale) {
   switch (s.format) {
     case Format::kBf16: case Format::kFp16: return exact16(run);
     case Format::kQ8_0: return q8_0_blocks(run);
-    case Format::kQ4_0: return q4_0_blocks(run);
-    case Format::kFp8E4m3: return s.granularity == Granularity::kToken ? fp8_token(run) : fp8_static(run, scale);
+    case Format::kQ4_0: return signed_blocks(run, 8.0f);
+    case Format::kQ5_0: return signed_blocks(run, 16.0f);
+    case Format::kQ4_1: return offset_blocks(run, 15.0f);
+    case Format::kQ5_1: return offset_blocks(run, 31.0f);
+    case Format::kSint8: case Format::kSint4: return sint_token(run);
+    case Format::kFp8E4m3: case Format::kFp8E5m2:
+      return s.granularity == Granularity::kToken ? fp8_token(run) : fp8_static(run, scale);
     default: return s.granularity == Granularity::kToken ? int_token(run) : int_channel(run);
   }
 }

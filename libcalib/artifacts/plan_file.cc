@@ -5,12 +5,17 @@
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/plan_json.h"
+#include "libcalib/base/json.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/atomic_file.h"
 #include "libcalib/io/json.h"
+#include "libcalib/io/json_schema.h"
 
 namespace calib::artifacts {
+
+extern const char* const kPlanSchemaText;  // plan_schema.cc, made from schemas/plan.schema.json
+
 namespace {
 
 std::string folder_of(const std::string& path) {
@@ -53,6 +58,10 @@ std::string plan_tensor_path(const std::string& path) {
   constexpr std::string_view kSuffix = ".json";
   const bool has_suffix = path.size() > kSuffix.size() && path.compare(path.size() - kSuffix.size(), kSuffix.size(), kSuffix) == 0;
   return (has_suffix ? path.substr(0, path.size() - kSuffix.size()) : path) + ".safetensors";
+}
+
+std::vector<std::string> plan_schema_problems(const std::string& path) {
+  return io::schema_problems(io::read_json_file(path), parse_json_strict(kPlanSchemaText, "plan.schema.json"));
 }
 
 void write_plan(const plan::Plan& plan, const std::string& path) {

@@ -2,6 +2,7 @@
 // plan.json and its plan.safetensors (FORMATS.md 3; contract: schemas/plan.md, schemas/plan.schema.json).
 
 #include <string>
+#include <vector>
 
 #include "libcalib/base/error.h"
 #include "libcalib/plan/plan.h"
@@ -19,6 +20,9 @@ void write_plan(const plan::Plan& plan, const std::string& path);
 /// Throws: kNotFound, kIo, kFormat (JSON pointer, found, expected), kVersion (supported range), kMismatch (tensors that are not
 /// the plan's). Unknown fields warn with their path and are kept. `tokens` may be written 4 or 4.0.
 plan::Plan read_plan(const std::string& path, const LogSink& log = {});
+
+/// JSON paths of a file that break schemas/plan.schema.json; empty if it is valid. Throws: kNotFound, kIo, kFormat (not JSON).
+std::vector<std::string> plan_schema_problems(const std::string& path);
 
 /// The tensor file that belongs to a plan's path.
 std::string plan_tensor_path(const std::string& path);

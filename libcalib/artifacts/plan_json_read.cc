@@ -11,6 +11,7 @@
 #include "libcalib/artifacts/plan_unit_fields.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/provenance.h"
+#include "libcalib/plan/cost_model.h"
 
 namespace calib::artifacts {
 namespace {
@@ -52,6 +53,7 @@ class Reader {
     if (n > std::numeric_limits<int>::max()) v.wrong("an integer below 2^31");
     return static_cast<int>(n);
   }
+  bool is_null(const JsonValue& v) const { return document_.at(json::json_pointer(v.path())).is_null(); }
   double positive(const JsonValue& v) const {
     const double x = v.number();
     if (!(x > 0)) v.wrong("a number > 0");
@@ -254,12 +256,16 @@ void Reader::read_lists() {
   for (std::size_t i = 0; i < frontier.size(); ++i) {
     const JsonValue p = frontier.element(i);
     plan_.frontier.push_back({count(p.at("bytes")), p.at("effective_bits").number(), p.at("score").number()});
+    keep_unknown(p.path(), {"effective_bits", "bytes", "score"});
   }
   const JsonValue baselines = root().at("baselines");
   for (std::size_t i = 0; i < baselines.size(); ++i) {
     const JsonValue b = baselines.element(i);
+    const bool uniform = b.has("pair");
     plan_.baselines.push_back({b.at("name").string(), b.at("description").string(), b.at("feasible").boolean(), count(b.at("bytes")),
-                               b.at("effective_bits").number(), b.at("score").number()});
+                               b.at("effective_bits").number(), b.at("score").number(), uniform ? b.at("pair").string() : "",
+                               uniform ? count(b.at("window_tokens")) : 0});
+    keep_unknown(b.path(), {"name", "description", "feasible", "effective_bits", "bytes", "score", "pair", "window_tokens"});
   }
   const JsonValue fallback = root().at("fallback");
   for (std::size_t i = 0; i < fallback.size(); ++i) {
@@ -273,7 +279,9 @@ void Reader::read_lists() {
       const std::string side = change.at("side").string();
       if (side != "k" && side != "v") change.at("side").wrong("k or v");
       rung.changes.push_back({small(change.at("layer")), side == "k" ? Side::kK : Side::kV, scheme(change.at("scheme"))});
+      keep_unknown(change.path(), {"layer", "side", "scheme"});
     }
+    keep_unknown(r.path(), {"effective_bits", "bytes", "score", "changes"});
     plan_.fallback.push_back(std::move(rung));
   }
 }
@@ -285,6 +293,11 @@ plan::Plan Reader::read() {
     if (plan_.model.layers[l].index <= plan_.model.layers[l - 1].index)
       root().at("model").at("layers").element(l).at("index").wrong("ascending layer numbers");
   plan_.provenance = io::provenance_from_json(root().at("provenance"));
+  keep_unknown("/model", {"architecture", "name", "n_layers", "hidden_size", "vocab_size", "max_positions", "weights_sha256", "fast_identity", "tokenizer_sha256", "layers"});
+  for (std::size_t l = 0; l < plan_.model.layers.size(); ++l)
+    keep_unknown(fmt::format("/model/layers/{}", l), {"index", "n_q_heads", "n_kv_heads", "head_dim", "rotary_dim", "rope_style", "attention_factor", "softmax_scale",
+                                                      "sliding_window", "k_bias_norm", "llamacpp_adjacent_pairs", "inv_freq"});
+  keep_unknown("/provenance", {"tool", "version", "argv", "started_utc", "seconds", "seed", "device", "dtype", "parents"});
   read_request();
   read_summary();
   read_lists();
@@ -292,7 +305,7 @@ plan::Plan Reader::read() {
   const JsonValue tiers = root().at("tiers");
   plan_.sink_tokens = count(tiers.at("sink_tokens"));
   plan_.window_tokens = count(tiers.at("window_tokens"));
-  if (!document_.at("tiers").at("salient").is_null()) fail(ErrorKind::kUnsupported, where_, "/tiers/salient: a salient tier is not offered by this version");
+  if (!is_null(tiers.at("salient"))) fail(ErrorKind::kUnsupported, where_, "/tiers/salient: a salient tier is not offered by this version");
   keep_unknown("/tiers", {"sink_tokens", "window_tokens", "salient"});
   read_layers();
 
@@ -310,6 +323,15 @@ plan::Plan Reader::read() {
   keep_unknown("/monitor", {"kl_max", "ppl_ratio_max", "ttft_ratio_max", "hit_rate_min", "hbm_utilisation_min", "length_limit"});
 
   keep_unknown("", {"schema", "model", "provenance", "request", "summary", "frontier", "baselines", "tiers", "layers", "runtime", "monitor", "fallback", "tensors"});
+  plan::Accounting accounting;
+  accounting.context_tokens = plan_.request.context_tokens;
+  accounting.batch = plan_.request.batch;
+  accounting.sink_tokens = plan_.sink_tokens;
+  std::int64_t window = plan_.window_tokens;
+  for (const plan::LayerPlan& layer : plan_.layers) window = std::max(window, layer.window_tokens.value_or(0));
+  if (!plan::countable(plan_.model.layers, window, accounting))
+    fail(ErrorKind::kFormat, where_, "/request: {} tokens x batch {} with {} sinks and window {} is beyond what can be counted", accounting.context_tokens,
+         accounting.batch, accounting.sink_tokens, window);
   if (n_arrays_used_ != arrays_.size())
     fail(ErrorKind::kMismatch, where_, "the tensor file holds {} arrays, the plan names {} of them", arrays_.size(), n_arrays_used_);
   return std::move(plan_);

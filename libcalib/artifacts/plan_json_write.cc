@@ -102,9 +102,15 @@ ordered_json plan_to_json(const plan::Plan& plan) {
   for (const plan::FrontierPoint& p : plan.frontier)
     out["frontier"].push_back({{"effective_bits", p.effective_bits}, {"bytes", p.bytes}, {"score", p.score}});
   out["baselines"] = ordered_json::array();
-  for (const plan::Baseline& b : plan.baselines)
-    out["baselines"].push_back({{"name", b.name}, {"description", b.description}, {"feasible", b.feasible}, {"effective_bits", b.effective_bits},
-                                {"bytes", b.bytes}, {"score", b.score}});
+  for (const plan::Baseline& b : plan.baselines) {
+    ordered_json item = {{"name", b.name}, {"description", b.description}, {"feasible", b.feasible}, {"effective_bits", b.effective_bits},
+                         {"bytes", b.bytes}, {"score", b.score}};
+    if (!b.pair.empty()) {
+      item["pair"] = b.pair;
+      item["window_tokens"] = b.window_tokens;
+    }
+    out["baselines"].push_back(std::move(item));
+  }
   out["tiers"] = {{"sink_tokens", plan.sink_tokens}, {"window_tokens", plan.window_tokens}, {"salient", nullptr}};
   out["layers"] = ordered_json::array();
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {

@@ -52,9 +52,10 @@ void write_sketches(H5Writer& file, const std::string& group, const TensorStats&
   write_field<std::uint64_t>(file, group + "/zeros", tensor.sketches, channels, [](const QuantileSketch& s) { return s.zeros(); });
   file.write(group + "/octave_offset", view(offsets), {static_cast<std::int64_t>(offsets.size())});
   file.write(group + "/octave", view(octaves), {table[0]});
-  if (largest <= 0xFF) file.write(group + "/counts", view(std::vector<std::uint8_t>(counts.begin(), counts.end())), table);
-  else if (largest <= 0xFFFF) file.write(group + "/counts", view(std::vector<std::uint16_t>(counts.begin(), counts.end())), table);
-  else file.write(group + "/counts", view(counts), table);
+  const auto write_counts = [&](const auto& narrow) { file.write(group + "/counts", view(narrow), table, io::Packing::kDeflate); };
+  if (largest <= 0xFF) write_counts(std::vector<std::uint8_t>(counts.begin(), counts.end()));
+  else if (largest <= 0xFFFF) write_counts(std::vector<std::uint16_t>(counts.begin(), counts.end()));
+  else write_counts(counts);
 }
 
 void write_quantiles(H5Writer& file, const std::string& name, const TensorStats& tensor, std::span<const double> probabilities, bool absolute) {

@@ -16,7 +16,7 @@
 namespace calib {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a named pipe is refused below instead of waited for
   if (fd_ < 0) {
     const int why = errno;
     std::error_code ignored;

@@ -33,8 +33,8 @@ std::string folder_of(const std::string& path) {
 AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
   ignore_file_size_signal();
   if (path.empty() || path.back() == '/') fail(ErrorKind::kIo, path, "is not a file name");
-  std::error_code error;
-  if (std::filesystem::is_symlink(path, error)) target_ = std::filesystem::weakly_canonical(path, error).string();
+  std::error_code absent, error;
+  if (std::filesystem::is_symlink(path, absent)) target_ = std::filesystem::weakly_canonical(path, error).string();
   if (error) fail(ErrorKind::kIo, path, "symbolic link cannot be followed: {}", std::strerror(error.value()));
 
   struct stat old = {};

@@ -13,6 +13,9 @@ using Shape = std::vector<std::int64_t>;
 inline constexpr std::int64_t kAnySize = -1;            ///< in an expected shape
 inline constexpr std::size_t kMaxAttributeBytes = 60 * 1024;
 
+/// kDeflate: zlib level 1, for large arrays of small counts.
+enum class Packing { kPlain, kDeflate };
+
 /// Writes one file through AtomicFile. Every array is one dataset with a Fletcher-32 checksum; groups come into being with
 /// their first member; nothing in the file depends on the time of writing. Names are absolute: "/layers/00/k_pre/mean".
 /// Throws kIo with the cause (disk full, file size limit, locked target) and kInternal for a name used twice.
@@ -28,9 +31,9 @@ class H5Writer {
   void write(const std::string& name, std::span<const double> values, const Shape& shape);
   void write(const std::string& name, std::span<const std::int32_t> values, const Shape& shape);
   void write(const std::string& name, std::span<const std::int64_t> values, const Shape& shape);
-  void write(const std::string& name, std::span<const std::uint8_t> values, const Shape& shape);
-  void write(const std::string& name, std::span<const std::uint16_t> values, const Shape& shape);
-  void write(const std::string& name, std::span<const std::uint32_t> values, const Shape& shape);
+  void write(const std::string& name, std::span<const std::uint8_t> values, const Shape& shape, Packing packing = Packing::kPlain);
+  void write(const std::string& name, std::span<const std::uint16_t> values, const Shape& shape, Packing packing = Packing::kPlain);
+  void write(const std::string& name, std::span<const std::uint32_t> values, const Shape& shape, Packing packing = Packing::kPlain);
   void write(const std::string& name, std::span<const std::uint64_t> values, const Shape& shape);
   /// Null-padded UTF-8 of the longest one's length (variable-length if that would be wasteful). Damaged UTF-8 is repaired.
   void write_strings(const std::string& name, const std::vector<std::string>& values);

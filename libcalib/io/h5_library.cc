@@ -41,17 +41,33 @@ std::string h5_system_cause() {
   return cause != 0 ? std::strerror(cause) : "";
 }
 
-void h5_check_lock(int descriptor, bool exclusive, const std::string& path) {
+namespace {
+
+std::string_view locking_setting() {
   const char* setting = std::getenv("HDF5_USE_FILE_LOCKING");
-  const std::string_view value = setting != nullptr ? setting : "";
-  if (value == "FALSE" || value == "0") return;
+  return setting != nullptr ? setting : "";
+}
+bool locking_is_off() { return locking_setting() == "FALSE" || locking_setting() == "0"; }
+
+}  // namespace
+
+H5Handle h5_file_access(bool newest_format) {
+  H5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  // The 1.10 format has checksums on its metadata and needs no index for small arrays.
+  if (newest_format) H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+  H5Pset_file_locking(access.get(), !locking_is_off(), locking_setting() == "BEST_EFFORT");
+  return access;
+}
+
+void h5_check_lock(int descriptor, bool exclusive, const std::string& path) {
+  if (locking_is_off()) return;
   if (::flock(descriptor, (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0) {
     ::flock(descriptor, LOCK_UN);
     return;
   }
   if (errno == EWOULDBLOCK)
     fail(ErrorKind::kIo, path, "another process holds a lock on it; wait for that process, or set HDF5_USE_FILE_LOCKING=FALSE to ignore locks");
-  if (errno == ENOSYS && value == "BEST_EFFORT") return;
+  if (errno == ENOSYS && locking_setting() == "BEST_EFFORT") return;
   fail(ErrorKind::kIo, path, "cannot be locked ({}); on a file system without locks set HDF5_USE_FILE_LOCKING=FALSE", std::strerror(errno));
 }
 

@@ -37,5 +37,7 @@ void h5_start();
 std::string h5_system_cause();
 /// Tries the lock that the library will take. Throws kIo naming `path`, the cause and HDF5_USE_FILE_LOCKING.
 void h5_check_lock(int descriptor, bool exclusive, const std::string& path);
+/// File access properties: locks as HDF5_USE_FILE_LOCKING says now; `newest_format` for files to be written.
+H5Handle h5_file_access(bool newest_format);
 
 }  // namespace calib::io

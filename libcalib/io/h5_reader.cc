@@ -208,7 +208,8 @@ H5Reader::H5Reader(const std::string& path, const std::string& schema, int newes
     }
     ::close(fd);
   }
-  impl_->file = H5Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+  const H5Handle access = h5_file_access(false);
+  impl_->file = H5Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   if (!impl_->file.valid()) impl_->damaged("HDF5 header");
 
   if (!has_attribute("/", "schema")) fail(ErrorKind::kFormat, path, "not a {} file: the attribute `schema` is missing", kind_of(schema));

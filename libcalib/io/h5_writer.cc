@@ -45,7 +45,7 @@ struct H5Writer::Impl {
   std::string path;
   AtomicFile target;
   H5Handle file, link_properties;
-  std::set<std::string> groups;
+  std::set<std::string> groups, datasets;
 
   [[noreturn]] void failed(const std::string& name) const {
     const std::string cause = h5_system_cause();
@@ -63,12 +63,13 @@ struct H5Writer::Impl {
   }
 
   void write(const std::string& name, hid_t stored_type, hid_t memory_type, std::size_t element_bytes, const void* values,
-             std::size_t n_values, const Shape& shape) {
+             std::size_t n_values, const Shape& shape, Packing packing = Packing::kPlain) {
     std::vector<hsize_t> dims(shape.begin(), shape.end());
     std::size_t n = 1;
     for (const hsize_t d : dims) n *= d;
     if (dims.empty() || n != n_values)
       fail(ErrorKind::kInternal, path, "{}: shape {} for {} values", name, shape_text(shape), n_values);
+    if (!datasets.insert(name).second) fail(ErrorKind::kInternal, path, "{} is written twice", name);
     make_group(name.substr(0, name.rfind('/')));
     const H5Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose);
     const H5Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
@@ -84,8 +85,11 @@ struct H5Writer::Impl {
         if (chunk[i] == 1) ++i;
         else chunk[i] = (chunk[i] + 1) / 2;
       H5Pset_chunk(properties.get(), static_cast<int>(chunk.size()), chunk.data());
-      H5Pset_fletcher32(properties.get());
-      H5Pset_fill_time(properties.get(), H5D_FILL_TIME_NEVER);
+      if (H5Tis_variable_str(stored_type) <= 0) {  // the library has neither for strings of variable length
+        if (packing == Packing::kDeflate) H5Pset_deflate(properties.get(), 1);
+        H5Pset_fletcher32(properties.get());
+        H5Pset_fill_time(properties.get(), H5D_FILL_TIME_NEVER);
+      }
     }
     H5Handle dataset(H5Dcreate2(file.get(), name.c_str(), stored_type, space.get(), link_properties.get(), properties.get(), H5P_DEFAULT), H5Dclose);
     if (!dataset.valid()) failed(name);
@@ -118,9 +122,7 @@ H5Writer::H5Writer(const std::string& path, const std::string& schema, int schem
   impl_ = std::make_unique<Impl>(path);
   h5_check_lock(impl_->target.descriptor(), true, path);
 
-  // The 1.10 format has checksums on its metadata and needs no index for small arrays.
-  const H5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose), creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
-  H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+  const H5Handle access = h5_file_access(true), creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);
   impl_->file = H5Handle(H5Fcreate(impl_->target.temporary_path().c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), H5Fclose);
   if (!impl_->file.valid()) impl_->failed("the file");
@@ -136,19 +138,24 @@ H5Writer::H5Writer(H5Writer&&) noexcept = default;
 void H5Writer::group(const std::string& name) { impl_->make_group(name); }
 
 // Stored little-endian everywhere, so that the bytes do not depend on the machine.
-#define CALIB_H5_WRITE(type, stored, memory)                                                                       \
-  void H5Writer::write(const std::string& name, std::span<const type> values, const Shape& shape) {               \
-    impl_->write(name, stored, memory, sizeof(type), values.data(), values.size(), shape);                        \
+#define CALIB_H5_WRITE(type, stored, memory)                                                         \
+  void H5Writer::write(const std::string& name, std::span<const type> values, const Shape& shape) {  \
+    impl_->write(name, stored, memory, sizeof(type), values.data(), values.size(), shape);           \
+  }
+#define CALIB_H5_WRITE_PACKED(type, stored, memory)                                                                  \
+  void H5Writer::write(const std::string& name, std::span<const type> values, const Shape& shape, Packing packing) { \
+    impl_->write(name, stored, memory, sizeof(type), values.data(), values.size(), shape, packing);                  \
   }
 CALIB_H5_WRITE(float, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT)
 CALIB_H5_WRITE(double, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE)
 CALIB_H5_WRITE(std::int32_t, H5T_STD_I32LE, H5T_NATIVE_INT32)
 CALIB_H5_WRITE(std::int64_t, H5T_STD_I64LE, H5T_NATIVE_INT64)
-CALIB_H5_WRITE(std::uint8_t, H5T_STD_U8LE, H5T_NATIVE_UINT8)
-CALIB_H5_WRITE(std::uint16_t, H5T_STD_U16LE, H5T_NATIVE_UINT16)
-CALIB_H5_WRITE(std::uint32_t, H5T_STD_U32LE, H5T_NATIVE_UINT32)
+CALIB_H5_WRITE_PACKED(std::uint8_t, H5T_STD_U8LE, H5T_NATIVE_UINT8)
+CALIB_H5_WRITE_PACKED(std::uint16_t, H5T_STD_U16LE, H5T_NATIVE_UINT16)
+CALIB_H5_WRITE_PACKED(std::uint32_t, H5T_STD_U32LE, H5T_NATIVE_UINT32)
 CALIB_H5_WRITE(std::uint64_t, H5T_STD_U64LE, H5T_NATIVE_UINT64)
 #undef CALIB_H5_WRITE
+#undef CALIB_H5_WRITE_PACKED
 
 void H5Writer::write_strings(const std::string& name, const std::vector<std::string>& values) {
   std::vector<std::string> clean;

@@ -30,8 +30,9 @@ class ArchitectureKeys {
   }
   /// A number, or one number per layer; arrays with unequal entries are refused.
   std::optional<std::int64_t> equal_count(const char* name) const {
-    const std::vector<std::int64_t>* list = metadata_.integers(key(name));
-    if (!list) return count(name);
+    const auto it = metadata_.values.find(key(name));
+    if (it == metadata_.values.end() || !std::holds_alternative<std::vector<std::int64_t>>(it->second)) return count(name);
+    const std::vector<std::int64_t>* list = &std::get<std::vector<std::int64_t>>(it->second);
     if (list->empty()) fail(ErrorKind::kFormat, metadata_.path, "key {} is an empty array", key(name));
     for (const std::int64_t n : *list) {
       if (n != list->front())

@@ -65,7 +65,9 @@ class Builder {
     std::optional<Baseline> best;
     for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
       for (const Pair& pair : pairs_over(c_, all_, w, k, v)) {
-        const Baseline b = make(name, fmt::format("{}: {}", what, text(pair)), pair.bytes, pair.score);
+        Baseline b = make(name, fmt::format("{}: {}", what, text(pair)), pair.bytes, pair.score);
+        b.pair = c_.sens().schemes[pair.k] + ":" + c_.sens().schemes[pair.v];
+        b.window_tokens = c_.sens().windows[pair.window];
         if (!best || better(b, *best)) best = b;
       }
     if (best) out_.push_back(*best);
@@ -129,7 +131,7 @@ class Builder {
 
  private:
   Baseline make(const char* name, std::string description, std::int64_t bytes, double score) const {
-    return {name, std::move(description), bytes <= limit_, bytes, effective_bits(bytes, c_.elements()), score};
+    return {name, std::move(description), bytes <= limit_, bytes, effective_bits(bytes, c_.elements()), score, "", 0};
   }
   std::string text(const Pair& p) const {
     return fmt::format("{}:{} window {}", c_.sens().schemes[p.k], c_.sens().schemes[p.v], c_.sens().windows[p.window]);

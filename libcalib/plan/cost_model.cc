@@ -25,6 +25,17 @@ std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, cons
                              kvrt::cache_bytes(layout, kvrt::CacheSide::kV, accounting.context_tokens));
 }
 
+bool countable(const std::vector<LayerGeometry>& layers, std::int64_t window, const Accounting& accounting) {
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 33;
+  constexpr double kMostBytes = 0x1p60, kPageSlack = 4096;  // tokens that padding may add to a segment
+  for (const std::int64_t count : {window, accounting.context_tokens, accounting.sink_tokens})
+    if (count < 0 || count > kMostTokens) return false;
+  double row_bytes = 0;
+  for (const LayerGeometry& layer : layers) row_bytes += 8.0 * layer.n_kv_heads * layer.head_dim + 1024;
+  const double tokens = static_cast<double>(accounting.context_tokens) + static_cast<double>(accounting.sink_tokens) + static_cast<double>(window) + kPageSlack;
+  return row_bytes * tokens * static_cast<double>(accounting.batch) < kMostBytes;
+}
+
 std::int64_t cache_elements(const std::vector<LayerGeometry>& layers, const Accounting& accounting) {
   std::int64_t sum = 0;
   for (const LayerGeometry& layer : layers) {

@@ -83,6 +83,8 @@ struct Baseline {
   bool feasible = false;  ///< fits the byte limit
   std::int64_t bytes = 0;
   double effective_bits = 0, score = 0;
+  std::string pair;                 ///< KSCHEME:VSCHEME of a uniform one; else empty
+  std::int64_t window_tokens = 0;   ///< of `pair`
 };
 
 struct RungChange {

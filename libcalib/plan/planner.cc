@@ -55,10 +55,11 @@ void fill_summary(Plan& plan, const Accounting& accounting) {
   s.compression = s.effective_bits > 0 ? 16.0 / s.effective_bits : 0;
 }
 
-void check_accounting(const Accounting& a) {
+void check_accounting(const ModelIdentity& model, std::int64_t window, const Accounting& a) {
   if (a.context_tokens < 1 || a.batch < 1) fail(ErrorKind::kUsage, "--context, --batch", "both must be at least 1");
-  if (a.context_tokens > (std::int64_t{1} << 32) || a.batch > (std::int64_t{1} << 20))
-    fail(ErrorKind::kUsage, "--context, --batch", "{} tokens x batch {} is beyond what is counted (2^32 tokens, 2^20 sequences)", a.context_tokens, a.batch);
+  if (!countable(model.layers, window, a))
+    fail(ErrorKind::kUsage, "--context, --batch", "{} tokens x batch {} with {} sinks and window {} is beyond what can be counted", a.context_tokens, a.batch,
+         a.sink_tokens, window);
 }
 
 }  // namespace
@@ -77,8 +78,10 @@ std::string block_order(const kvrt::Scheme& scheme, Side side, const LayerGeomet
 }
 
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
-  check_accounting(request.accounting);
-  const Candidates candidates(sens, request.accounting, request.metric, log);
+  Accounting accounting = request.accounting;
+  accounting.sink_tokens = sens.n_sinks;
+  for (const std::int64_t window : sens.windows) check_accounting(sens.model, window, accounting);
+  const Candidates candidates(sens, accounting, request.metric, log);
   const Found found = search(candidates, request.limits);
 
   Plan plan;
@@ -131,10 +134,11 @@ Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, 
 }
 
 Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit) {
-  check_accounting(accounting);
+  accounting.sink_tokens = preset.n_sinks;
+  check_accounting(model, preset.window, accounting);
   Plan plan;
   plan.model = model;
-  plan.sink_tokens = accounting.sink_tokens = preset.n_sinks;
+  plan.sink_tokens = preset.n_sinks;
   plan.window_tokens = preset.window;
   plan.page_tokens = accounting.page_tokens;
   plan.scale_refresh_tokens = accounting.scale_refresh_tokens;

@@ -32,13 +32,14 @@ at::Tensor leaf(const at::Tensor& x) { return x.detach().requires_grad_(true); }
 
 }  // namespace
 
-std::vector<at::Tensor> sampled_label_gradients(const model::Head& head, const at::Tensor& hidden, std::int64_t n_sinks, int n_draws,
-                                                std::uint64_t seed, std::uint64_t document, ThreadPool& pool) {
+LabelGradients sampled_label_gradients(const model::Head& head, const at::Tensor& hidden, std::int64_t n_sinks, int n_draws,
+                                       std::uint64_t seed, std::uint64_t document, ThreadPool& pool) {
   const std::int64_t n_tokens = hidden.size(0), vocab = head.vocab_size(), tile = model::logit_tile_rows(vocab);
-  std::vector<at::Tensor> out;
+  LabelGradients out;
   std::vector<std::vector<double>> uniforms(static_cast<std::size_t>(n_draws));
   for (int r = 0; r < n_draws; ++r) {
-    out.push_back(at::zeros_like(hidden));
+    out.d_hidden.push_back(at::zeros_like(hidden));
+    out.labels.emplace_back(static_cast<std::size_t>(n_tokens), -1);
     Rng rng = Rng::for_item(seed, document, static_cast<std::uint64_t>(r));
     for (std::int64_t t = 0; t < n_tokens; ++t) uniforms[static_cast<std::size_t>(r)].push_back(rng.uniform());
   }
@@ -63,7 +64,8 @@ std::vector<at::Tensor> sampled_label_gradients(const model::Head& head, const a
       const at::Tensor index = at::tensor(labels, at::kLong).to(p.device()).unsqueeze(1);
       d_logits.scatter_add_(1, index, at::full_like(index, -1, p.options()));
       const auto d_rows = torch::autograd::grad({logits}, {rows}, {d_logits}, r + 1 < n_draws);
-      out[static_cast<std::size_t>(r)].slice(0, t0, t1).copy_(d_rows[0]);
+      out.d_hidden[static_cast<std::size_t>(r)].slice(0, t0, t1).copy_(d_rows[0]);
+      std::copy(labels.begin(), labels.end(), out.labels[static_cast<std::size_t>(r)].begin() + t0);
     }
   }
   return out;

@@ -12,9 +12,13 @@
 namespace calib::sens {
 
 /// Gradient of the summed next-token NLL of rows [n_sinks, T) with respect to the final hidden states, for each draw: labels are
-/// sampled from the model, seeded by (seed, document, draw). hidden: [T, C] -> R tensors [T, C]. Logits are held in tiles of rows.
-std::vector<at::Tensor> sampled_label_gradients(const model::Head& head, const at::Tensor& hidden, std::int64_t n_sinks, int n_draws,
-                                                std::uint64_t seed, std::uint64_t document, ThreadPool& pool);
+/// sampled from the model, seeded by (seed, document, draw). hidden: [T, C]. Logits are held in tiles of rows.
+struct LabelGradients {
+  std::vector<at::Tensor> d_hidden;               ///< per draw [T, C]
+  std::vector<std::vector<std::int64_t>> labels;  ///< per draw [T]; -1 where a row is not in the loss
+};
+LabelGradients sampled_label_gradients(const model::Head& head, const at::Tensor& hidden, std::int64_t n_sinks, int n_draws,
+                                       std::uint64_t seed, std::uint64_t document, ThreadPool& pool);
 
 /// One block's recompute with its pieces differentiable apart, shared by all draws.
 class BlockGraph {

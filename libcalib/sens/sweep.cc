@@ -114,7 +114,7 @@ class Sweep {
     const auto head = model_.load_head();
     for (std::size_t d = 0; d < documents_.size(); ++d) {
       const auto g = sampled_label_gradients(*head, states.get(model_.n_layers(), d), settings_.n_sinks, options_.n_draws, options_.seed, d, pool_);
-      for (int r = 0; r < options_.n_draws; ++r) gradients.put(r, d, g[static_cast<std::size_t>(r)]);
+      for (int r = 0; r < options_.n_draws; ++r) gradients.put(r, d, g.d_hidden[static_cast<std::size_t>(r)]);
       report("labels", static_cast<std::int64_t>(d) + 1, static_cast<std::int64_t>(documents_.size()));
     }
   }

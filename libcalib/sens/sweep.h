@@ -23,7 +23,6 @@ struct SweepOptions {
   std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl and attn_out
   std::uint64_t seed = 0;
   std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;
-  bool reverse_gradients = false;        ///< tests only: pairs each layer with the gradient of its mirror image
 };
 
 /// Metric names that --metric knows.

@@ -57,10 +57,8 @@ void GramAccumulator::merge_one(int m, std::int64_t n_rows, const double* mean, 
   if (centred_) {
     std::vector<double> delta(d);
     for (std::size_t i = 0; i < d; ++i) delta[i] = mean[i] - own_mean[i];
-    for (std::size_t i = 0; i < d; ++i) {
-      const double scaled = weight * delta[i];
-      for (std::size_t j = 0; j < d; ++j) own_sum[i * d + j] += sum[i * d + j] + scaled * delta[j];
-    }
+    for (std::size_t i = 0; i < d; ++i)
+      for (std::size_t j = 0; j < d; ++j) own_sum[i * d + j] += sum[i * d + j] + weight * (delta[i] * delta[j]);
     for (std::size_t i = 0; i < d; ++i) own_mean[i] += delta[i] * (nb / (na + nb));
   } else {
     for (std::size_t i = 0; i < d * d; ++i) own_sum[i] += sum[i];

@@ -17,7 +17,9 @@ const char* const kSchemes[] = {
     "int4.token.g40", "int4.token.g128", "int4.token.g.had", "int4.token.g32.center", "int3.token.g64.center.had", "int2.token.g32.had",
     "int8.channel.g64.pre", "int4.channel.g32", "int4.channel.g64", "int4.channel.g128.pre", "int3.channel.g32", "int2.channel.g64",
     "int4.channel.g32.pre.center", "int3.channel.g32.center.had", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.head.center.had",
-    "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e4m3.token.g.had", "q8_0", "q4_0", "q8_0.had", "q4_0.had"};
+    "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e4m3.token.g.had", "fp8e5m2.tensor", "fp8e5m2.token.g32",
+    "fp8e5m2.head.pre", "sint8.token.g", "sint4.token.g32", "sint4.token.g40.center", "sint8.token.g.had", "q8_0", "q4_0", "q4_1", "q5_0",
+    "q5_1", "q8_0.had", "q4_0.had", "q5_1.had"};
 
 /// Data that reach every branch: normal, one-sided, tiny, huge, constant rows, zeros, ties, values that are not finite.
 void fill_mixed(Call* call, std::uint64_t seed) {
@@ -65,7 +67,7 @@ TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
       ++n_shapes;
       call.bf16 = bf16;
       fill_mixed(&call, static_cast<std::uint64_t>(d));
-      if (call.scheme.format == Format::kQ4_0 || call.scheme.format == Format::kQ8_0) {
+      if (is_llamacpp_block(call.scheme.format)) {
         for (int i = 0; i < d; ++i) call.block_order.push_back(i % 2 ? d / 2 + i / 2 : i / 2);
       }
       FakeQuantCounters expected;

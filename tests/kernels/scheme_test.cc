@@ -27,6 +27,8 @@ std::string refusal(const std::string& text) {
   return error;
 }
 
+std::string quoted(const std::string& part) { return std::string("'").append(part).append("'"); }
+
 // Every string that FORMATS.md 2 spells out: examples, presets, the default candidates.
 const std::vector<std::string> kDocumented = {
     "bf16", "fp16", "fp8e4m3.head", "fp8e4m3.tensor", "fp8e5m2.tensor", "fp8e4m3.token.g", "int8.token.g", "int4.token.g",
@@ -96,7 +98,7 @@ TEST(Scheme, ContradictionsNameBothParts) {
       {"fp8e4m3.token.g.pre.had", "pre", "had"},     {"int4.channel.g32.lowrank8", "channel.g32", "lowrank8"},
       {"int4.token.g.center.lowrank8", "center", "lowrank8"}, {"sint8.token.g.lowrank8", "sint8", "lowrank8"}};
   for (const Case& c : cases) {
-    EXPECT_THAT(refusal(c.text), AllOf(HasSubstr(std::string("'") + c.a + "'"), HasSubstr(std::string("'") + c.b + "'"))) << c.text;
+    EXPECT_THAT(refusal(c.text), AllOf(HasSubstr(quoted(c.a)), HasSubstr(quoted(c.b)))) << c.text;
   }
 }
 
@@ -156,13 +158,13 @@ TEST(Scheme, HadamardIsOfferedWhereAMatrixExists) {
 TEST(Scheme, WhatThisBuildOffersIsSaid) {
   for (const char* text : {"bf16", "fp16.pre", "int8.token.g", "int4.token.g64.center.had", "int3.channel.g64.pre", "int2.channel.g32",
                            "int4.channel.g32.pre.center", "fp8e4m3.tensor", "fp8e4m3.head.had", "fp8e4m3.token.g32.pre.center", "q8_0",
-                           "q4_0.had"}) {
+                           "q4_0.had", "q5_1", "sint4.token.g32", "fp8e5m2.head"}) {
     EXPECT_THAT(check_implemented(parse(text)), IsEmpty()) << text;
   }
   struct Case { const char *text, *part; };
   for (const Case& c : {Case{"lm4.token.g", "lm4"}, Case{"int4.token.g.ef", "ef"}, Case{"int4.channel.g64.out1", "out1"},
-                        Case{"int4.head", "head"}, Case{"nuq4.token.g", "nuq4"}, Case{"int4.token.g.smooth", "smooth"}}) {
-    EXPECT_THAT(check_implemented(parse(c.text)), HasSubstr(std::string("'") + c.part + "'")) << c.text;
+                        Case{"int4.head", "head"}, Case{"sint8.tensor", "tensor"}, Case{"iq4_nl", "iq4_nl"}, Case{"int8.channel.static", "channel.static"}, Case{"nuq4.token.g", "nuq4"}, Case{"int4.token.g.smooth", "smooth"}}) {
+    EXPECT_THAT(check_implemented(parse(c.text)), HasSubstr(quoted(c.part))) << c.text;
   }
 }
 

@@ -88,6 +88,8 @@ std::vector<float> last_logits(const model::StreamingModel& model, const std::ve
   return to_vector(model.load_head()->logits(x.slice(0, x.size(0) - 1)));
 }
 
+void load_and_drop_head(const model::StreamingModel& model) { model.load_head(); }
+
 double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size() || a.empty()) return std::numeric_limits<double>::infinity();
   double largest = 0, difference = 0;

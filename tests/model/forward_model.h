@@ -28,6 +28,9 @@ Forward run_forward(const std::string& path, const std::vector<text::TokenId>& i
 /// Logits of the last position only.
 std::vector<float> last_logits(const model::StreamingModel& model, const std::vector<text::TokenId>& ids);
 
+/// Loads the head and drops it: what load_head() throws comes out.
+void load_and_drop_head(const model::StreamingModel& model);
+
 /// max |a - b| / max |b|; infinity if the sizes differ.
 double relative_difference(const std::vector<float>& a, const std::vector<float>& b);
 

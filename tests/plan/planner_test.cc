@@ -73,6 +73,12 @@ TEST(Planner, NoBaselineWithinTheBudgetPredictsLess) {
       EXPECT_LE(plan.summary.predicted->score, b.score * (1 + 1e-12)) << name << ' ' << budget;
     }
     EXPECT_LT(plan.summary.predicted->score, by_name["random_mean"].score);
+    // A uniform baseline is a pair that uniform_plan can rebuild to the same bytes.
+    const Baseline& uniform = by_name["uniform"];
+    quant::Preset preset = quant::resolve_preset(uniform.pair, 64);
+    preset.window = uniform.window_tokens;
+    const FitUnit fit = [](const LayerGeometry&, Side, const kvrt::Scheme&, std::vector<std::string>*) { return quant::SchemeParams{}; };
+    EXPECT_EQ(uniform_plan(tiny_model(10), preset, Accounting{}, {}, fit).summary.bytes, uniform.bytes);
   }
 }
 

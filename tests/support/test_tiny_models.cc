@@ -28,6 +28,16 @@ TEST(TinyModels, ValuesDependOnTheNameOnly) {
   EXPECT_NE(a.tensor("model.layers.2.mlp.up_proj.weight").values, a.tensor("model.layers.3.mlp.up_proj.weight").values);
 }
 
+TEST(TinyModels, KnownValues) {  // from an independent Python version
+  const TinyModel m = make_tiny_model("m-llama");
+  const auto& k = m.tensor("model.layers.0.self_attn.k_proj.weight").values;
+  EXPECT_FLOAT_EQ(k[0], -0.08572755008935928f);
+  EXPECT_FLOAT_EQ(k[1], -0.28809547424316406f);
+  const auto& e = m.tensor("model.embed_tokens.weight").values;
+  EXPECT_FLOAT_EQ(e[0], -0.20056356489658356f);
+  EXPECT_FLOAT_EQ(e[2], -0.10794343054294586f);
+}
+
 TEST(TinyModels, WeightsHaveUnitGain) {
   const TinyModel m = make_tiny_model("m-llama");
   const auto& w = m.tensor("model.layers.1.mlp.up_proj.weight").values;

@@ -88,7 +88,7 @@ std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& e) 
       if (name.size() > option.size() && std::string(e.what()).find(name) != std::string::npos) option = name;
     }
   const std::string subject = option.empty() ? "the command line" : "option " + option;
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&e)) return subject + ": its value is missing, or it has too many";
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&e)) return subject + ": its value is missing, or it is given more than once";
   if (dynamic_cast<const CLI::RequiredError*>(&e)) return subject + " is required";
   if (dynamic_cast<const CLI::ExcludesError*>(&e)) return subject + " cannot be combined with another option given";
   if (dynamic_cast<const CLI::RequiresError*>(&e)) return subject + " needs another option that is missing";

@@ -1,0 +1,95 @@
+#include "libcalib/artifacts/sens_file.h"
+
+#include <cstring>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "tests/artifacts/example_artifacts.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace calib::artifacts {
+namespace {
+
+using test::expect_error;
+using test::TempFolder;
+
+// NaN marks what is not valid, so equality is equality of bits.
+void expect_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) << i;
+}
+
+TEST(SensFile, RoundTrip) {
+  const TempFolder folder;
+  const sens::SensResult written = test::example_sens();
+  write_sens_file(folder.file("sens.h5"), written);
+  const sens::SensResult read = read_sens_file(folder.file("sens.h5"));
+  test::expect_equal(read.model, written.model);
+  test::expect_equal(read.data, written.data);
+  test::expect_equal(read.calibration_data, written.calibration_data);
+  test::expect_equal(read.provenance, written.provenance);
+  EXPECT_EQ(read.n_sinks, 4);
+  EXPECT_EQ(read.seq_len, 2048);
+  EXPECT_EQ(read.candidate_list, "custom");
+  EXPECT_EQ(read.schemes, written.schemes);
+  EXPECT_EQ(read.valid, written.valid);
+  EXPECT_EQ(read.windows, written.windows);
+  EXPECT_EQ(read.n_buckets, 3);
+  expect_bits(read.base_bytes_per_token, written.base_bytes_per_token);
+  ASSERT_EQ(read.units.size(), written.units.size());
+  for (std::size_t i = 0; i < read.units.size(); ++i) {
+    EXPECT_EQ(read.units[i].layer, written.units[i].layer);
+    EXPECT_EQ(read.units[i].side, written.units[i].side);
+  }
+  ASSERT_EQ(read.scores.size(), 2u);
+  for (const auto& [metric, table] : written.scores) {
+    const sens::ScoreTable& other = read.scores.at(metric);
+    expect_bits(other.mean, table.mean);
+    expect_bits(other.se, table.se);
+    expect_bits(other.p99, table.p99);
+    expect_bits(other.max, table.max);
+    expect_bits(other.worst_decile, table.worst_decile);
+    expect_bits(other.by_bucket, table.by_bucket);
+  }
+  ASSERT_EQ(read.params.size(), 2u);
+  const auto& arrays = read.params.at("00/k/int4.token.g8");
+  ASSERT_EQ(arrays.size(), 2u);
+  EXPECT_EQ(arrays[0].what, "clip_hi");
+  EXPECT_EQ(arrays[0].shape, (std::vector<std::int64_t>{2, 2}));
+  EXPECT_EQ(arrays[1].values, (std::vector<float>{0.5f, -1, 2}));
+}
+
+TEST(SensFile, SameContentGivesTheSameBytes) {
+  const TempFolder folder;
+  write_sens_file(folder.file("a.h5"), test::example_sens());
+  write_sens_file(folder.file("b.h5"), test::example_sens());
+  EXPECT_EQ(test::read_file(folder.file("a.h5")), test::read_file(folder.file("b.h5")));
+}
+
+TEST(SensFile, TablesOfTheWrongSizeAreOurFault) {
+  const TempFolder folder;
+  sens::SensResult result = test::example_sens();
+  result.scores["attn_kl"].p99.pop_back();
+  expect_error([&] { write_sens_file(folder.file("a.h5"), result); }, ErrorKind::kInternal, {"/score/attn_kl/p99"});
+  result = test::example_sens();
+  result.valid.pop_back();
+  expect_error([&] { write_sens_file(folder.file("a.h5"), result); }, ErrorKind::kInternal, {"valid"});
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(SensFile, UnitsAndSchemesMustBeDistinct) {
+  const TempFolder folder;
+  sens::SensResult result = test::example_sens();
+  result.units[3] = result.units[2];
+  write_sens_file(folder.file("a.h5"), result);
+  expect_error([&] { read_sens_file(folder.file("a.h5")); }, ErrorKind::kFormat, {"a.h5", "/units", "twice"});
+  result = test::example_sens();
+  result.schemes[2] = result.schemes[1];
+  write_sens_file(folder.file("a.h5"), result);
+  expect_error([&] { read_sens_file(folder.file("a.h5")); }, ErrorKind::kFormat, {"/schemes/name", "twice"});
+}
+
+}  // namespace
+}  // namespace calib::artifacts

@@ -1,0 +1,268 @@
+// kvplan as a user runs it: exit codes, files, messages.
+
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "libcalib/artifacts/plan_file.h"
+#include "libcalib/artifacts/sens_file.h"
+#include "libcalib/artifacts/stats_file.h"
+#include "libcalib/quant/calibrated_params.h"
+#include "tests/plan/synthetic_sens.h"
+#include "tests/quant/layer_stats.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/tiny_models.h"
+
+namespace calib {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out, err;
+};
+
+class Kvplan : public testing::Test {
+ protected:
+  static constexpr int kLayers = 6;
+  static constexpr std::int64_t kSinks = 4;
+
+  static void SetUpTestSuite() {
+    folder_ = new test::TempFolder;
+    const ModelIdentity model = plan_test::tiny_model(kLayers);
+    artifacts::StatsFile stats;
+    stats.header.model = model;
+    stats.header.n_sinks = kSinks;
+    stats.header.data.documents_sha256 = std::string(64, 'd');
+    stats.header.provenance.tool = "kvcalib";
+    for (const LayerGeometry& g : model.layers) {
+      Rng rng(static_cast<std::uint64_t>(g.index) + 1);
+      const quant_test::Fill fill = [&](std::int64_t, int, int c) { return static_cast<float>(rng.normal() * (c == 5 ? 14 : 1) + (c == 9 ? 3 : 0)); };
+      stats.layers.push_back(quant_test::layer_stats(g, kSinks, 200, fill, fill, fill));
+    }
+    artifacts::write_stats_file(file("stats.h5"), stats);
+    sens::SensResult sens = plan_test::synthetic_sens(
+        model, {"bf16", "fp8e4m3.head", "int8.token.g", "int4.token.g32", "int4.token.g64.center.had", "int4.channel.g64.pre", "int3.channel.g32.pre", "int3.token.g64.had", "int2.token.g32"},
+        {0, 128}, [](int l, Side s) { return 0.02 * std::exp(2 * std::sin(3.7 * l + (s == Side::kK ? 1 : 0))); }, kSinks);
+    sens.calibration_data.documents_sha256 = std::string(64, 'd');
+    sens.data.documents_sha256 = std::string(64, 'e');
+    artifacts::write_sens_file(file("sens.h5"), sens);
+    sens.data.documents_sha256 = std::string(64, 'd');
+    artifacts::write_sens_file(file("same_text.h5"), sens);
+    sens.model.weights_sha256[0] = 'f';
+    artifacts::write_sens_file(file("foreign.h5"), sens);
+  }
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+  }
+
+  static std::string file(const std::string& name) { return folder_->file(name); }
+  static bool exists(const std::string& name) { return std::filesystem::exists(file(name)); }
+
+  static Outcome run(const std::string& arguments) {
+    const std::string err = file("stderr.txt");
+    FILE* pipe = popen((std::string(CALIB_BIN_DIR) + "/kvplan " + arguments + " 2>" + err).c_str(), "r");
+    Outcome outcome;
+    if (pipe == nullptr) return outcome;
+    std::array<char, 4096> buffer;
+    for (std::size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) outcome.out.append(buffer.data(), n);
+    const int status = pclose(pipe);
+    outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    outcome.err = test::read_file(err);
+    return outcome;
+  }
+  static std::string inputs() { return "--stats " + file("stats.h5") + " --sens " + file("sens.h5"); }
+
+  /// One `error:` line, this exit code, these parts, and no file under `absent`.
+  static void expect_refusal(const std::string& arguments, int exit_code, const std::vector<std::string>& parts, const std::string& absent = "") {
+    const Outcome o = run(arguments);
+    EXPECT_EQ(o.exit_code, exit_code) << arguments << '\n' << o.err;
+    EXPECT_THAT(o.err, StartsWith("error: ")) << arguments;
+    EXPECT_THAT(o.out, "") << arguments;
+    for (const std::string& part : parts) EXPECT_THAT(o.err, HasSubstr(part)) << arguments;
+    EXPECT_TRUE(absent.empty() || !exists(absent)) << arguments;
+  }
+
+  static test::TempFolder* folder_;
+};
+test::TempFolder* Kvplan::folder_ = nullptr;
+
+TEST_F(Kvplan, PlanShowExplainCheck) {
+  const Outcome made = run(inputs() + " --budget 4.5 -o " + file("p.json"));
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_EQ(made.err, "");
+  for (const char* part : {"effective bits at T=8192", "predicted mean KL", "unfitted", "proven optimal", "best uniform pair", "this plan"}) EXPECT_THAT(made.out, HasSubstr(part));
+  const plan::Plan plan = artifacts::read_plan(file("p.json"));
+  EXPECT_LE(plan.summary.effective_bits, 4.5);
+  EXPECT_EQ(plan.provenance.tool, "kvplan");
+  ASSERT_EQ(plan.provenance.parents.size(), 2u);
+
+  const Outcome show = run("show " + file("p.json"));
+  EXPECT_EQ(show.exit_code, 0);
+  EXPECT_EQ(std::count(show.out.begin(), show.out.end(), '\n'), kLayers + 8);
+  EXPECT_EQ(json::parse(run("show " + file("p.json") + " --json").out)["layers"].size(), static_cast<std::size_t>(kLayers));
+
+  const Outcome explain = run("explain " + file("p.json") + " --layer 3");
+  EXPECT_EQ(explain.exit_code, 0);
+  for (const char* part : {"layer 3 K:", "layer 3 V:", "score", "channel outlier ratio", "would"}) EXPECT_THAT(explain.out, HasSubstr(part));
+  EXPECT_THAT(explain.out, testing::Not(HasSubstr("layer 2")));
+  expect_refusal("explain " + file("p.json") + " --layer 99", 2, {"--layer", "layers 0 to 5"});
+
+  const Outcome check = run("check " + file("p.json") + " --stats " + file("stats.h5"));
+  EXPECT_EQ(check.exit_code, 0) << check.err;
+  EXPECT_THAT(check.out, HasSubstr("ok"));
+}
+
+TEST_F(Kvplan, SameInputsGiveTheSameBytesOutsideProvenance) {
+  ASSERT_EQ(run(inputs() + " --budget 4 -o " + file("a/../a.json")).exit_code, 3);  // no such folder
+  ASSERT_EQ(run(inputs() + " --budget 4 -o " + file("a.json")).exit_code, 0);
+  json first = json::parse(test::read_file(file("a.json")));
+  const std::string tensors = exists("a.safetensors") ? test::read_file(file("a.safetensors")) : "";
+  ASSERT_EQ(run("plan " + inputs() + " --budget 4 --threads 2 -o " + file("a.json")).exit_code, 0);
+  json second = json::parse(test::read_file(file("a.json")));
+  first.erase("provenance");
+  second.erase("provenance");
+  EXPECT_EQ(first.dump(), second.dump());
+  EXPECT_EQ(exists("a.safetensors") ? test::read_file(file("a.safetensors")) : "", tensors);
+}
+
+TEST_F(Kvplan, UniformPresetsAndPairs) {
+  ASSERT_EQ(run("--uniform fp8-vllm --stats " + file("stats.h5") + " -o " + file("fp8.json")).exit_code, 0);
+  const plan::Plan fp8 = artifacts::read_plan(file("fp8.json"));
+  EXPECT_EQ(fp8.sink_tokens, 0);
+  EXPECT_EQ(fp8.layers[0].k.params.clip_hi.size(), 1u);
+  ASSERT_EQ(run("--uniform int4.token.g64.center.had:int3.token.g64.had --window 32 --stats " + file("stats.h5") + " -o " + file("pair.json")).exit_code, 0);
+  const plan::Plan pair = artifacts::read_plan(file("pair.json"));
+  EXPECT_EQ(pair.window_tokens, 32);
+  EXPECT_EQ(pair.layers[0].k.params.mean.size(), 128u);
+  EXPECT_EQ(run("check " + file("pair.json")).exit_code, 0);
+  const Outcome diff = run("diff " + file("fp8.json") + " " + file("pair.json"));
+  EXPECT_EQ(diff.exit_code, 0);
+  EXPECT_THAT(diff.out, HasSubstr("12 of 12 units differ"));
+  const Outcome memory = run("memory " + file("fp8.json") + " --contexts 1024,2048 --json");
+  EXPECT_EQ(memory.exit_code, 0) << memory.err;
+  EXPECT_EQ(json::parse(memory.out)["contexts"][1]["effective_bits"], 8.0);
+  expect_refusal("--uniform kivi5 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"kivi5", "kivi4"}, "no.json");
+  expect_refusal("--uniform turboquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"lm4"}, "no.json");
+  expect_refusal("--uniform kivi4 --window 0 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"kivi4"}, "no.json");
+  expect_refusal("--uniform kivi4 -o " + file("no.json"), 2, {"--stats"}, "no.json");
+  expect_refusal("--uniform int4.token.g48:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"token.g48", "head_dim 64"}, "no.json");
+  expect_refusal("--uniform fp8e4m3.head:bf16 --sinks 2 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"sink"}, "no.json");
+}
+
+TEST_F(Kvplan, LimitsByLoss) {
+  const Outcome kl = run(inputs() + " --max-kl 0.01 --json -o " + file("kl.json"));
+  ASSERT_EQ(kl.exit_code, 0) << kl.err;
+  EXPECT_LE(json::parse(kl.out)["predicted"]["score"].get<double>(), 0.01);
+  EXPECT_EQ(run(inputs() + " --max-ppl-ratio 1.02 -o " + file("ppl.json")).exit_code, 0);
+  EXPECT_LE(artifacts::read_plan(file("ppl.json")).summary.predicted->score, std::log(1.02));
+  expect_refusal(inputs() + " --max-ppl-ratio 0.9 -o " + file("no.json"), 2, {"--max-ppl-ratio"}, "no.json");
+  expect_refusal(inputs() + " --max-kl 1e-30 -o " + file("no.json"), 6, {"lowest prediction"}, "no.json");
+  EXPECT_EQ(run(inputs() + " --budget 4.5 --dry-run -o " + file("dry.json")).exit_code, 0);
+  EXPECT_FALSE(exists("dry.json"));
+}
+
+TEST_F(Kvplan, RefusalsLeaveNothingAndKeepOldFiles) {
+  const std::string out = " -o " + file("no.json");
+  expect_refusal(inputs() + " --budget 1.0" + out, 6, {"1.0 effective bits at T=8192", "minimum"}, "no.json");
+  expect_refusal(inputs() + " --budget 4,5" + out, 2, {"4,5"}, "no.json");
+  expect_refusal(inputs() + out, 2, {"--budget"}, "no.json");
+  expect_refusal(inputs() + " --budget 4 --profile compact" + out, 2, {"--budget", "--profile"}, "no.json");
+  expect_refusal(inputs() + " --profile tiny" + out, 2, {"tiny", "compact"}, "no.json");
+  expect_refusal("--budget 4" + out, 2, {"--sens"}, "no.json");
+  expect_refusal("--budget 4 --sens " + file("absent.h5") + out, 3, {"absent.h5"}, "no.json");
+  expect_refusal("--budget 4 --sens " + file("stats.h5") + out, 4, {"stats.h5"}, "no.json");
+  expect_refusal("--budget 4 --stats " + file("stats.h5") + " --sens " + file("foreign.h5") + out, 5, {"stats.h5", "foreign.h5", "weights sha256"}, "no.json");
+  expect_refusal(inputs() + " --budget 4 --target foo" + out, 2, {"foo", "native", "vllm"}, "no.json");
+  expect_refusal(inputs() + " --budget 4 --target vllm" + out, 7, {"vllm"}, "no.json");
+  expect_refusal(inputs() + " --budget 4 --arch sm_90" + out, 7, {"--arch"}, "no.json");
+  expect_refusal(inputs() + " --budget 4 --metric nonsense" + out, 2, {"nonsense", "fisher_vec"}, "no.json");
+  expect_refusal(inputs() + " --budget 4 --page-tokens 48" + out, 2, {"--page-tokens"}, "no.json");
+  expect_refusal(inputs() + " --budgets 4", 2, {"--budgets"});
+  for (const char* name : {"export", "import", "refine"}) expect_refusal(std::string(name) + " x.json --to vllm", 7, {name});
+  test::write_file(file("old.json"), "old");
+  expect_refusal(inputs() + " --budget 1.0 -o " + file("old.json"), 6, {});
+  EXPECT_EQ(test::read_file(file("old.json")), "old");
+}
+
+TEST_F(Kvplan, CheckFailsWithExitOne) {
+  ASSERT_EQ(run(inputs() + " --budget 5 -o " + file("c.json")).exit_code, 0);
+  std::string text = test::read_file(file("c.json"));
+  const std::string bytes = "\"bytes\": ";
+  const std::size_t at = text.find(bytes, text.find("\"summary\""));
+  text.insert(at + bytes.size(), "1");
+  test::write_file(file("c.json"), text);
+  const Outcome check = run("check " + file("c.json"));
+  EXPECT_EQ(check.exit_code, 1);
+  EXPECT_THAT(check.out, HasSubstr("counted"));
+  EXPECT_EQ(check.err, "");
+  EXPECT_EQ(json::parse(run("check --json " + file("c.json")).out)["ok"], false);
+}
+
+TEST_F(Kvplan, SameTextIsSaid) {
+  const Outcome o = run("--stats " + file("stats.h5") + " --sens " + file("same_text.h5") + " --budget 4.5 -o " + file("s.json"));
+  EXPECT_EQ(o.exit_code, 0);
+  EXPECT_THAT(o.err, HasSubstr("same text"));
+}
+
+// CASES.md PL-01: a key bias in layers 0 and 3 makes their keys hard to store, and nothing else.
+TEST_F(Kvplan, BitsGoWhereTheLossIs) {
+  const auto shell = [](const std::string& command) { return std::system((std::string(CALIB_BIN_DIR) + "/" + command + " >/dev/null 2>&1").c_str()); };
+  test::write_file(file("text.txt"), test::txt(6000));
+  const std::string common = " --seq-len 256 --num-samples 4 --threads 2 --data " + file("text.txt");
+  for (const std::string name : {"m-qwen2-big", "m-qwen2"}) {
+    test::write_hf_folder(test::make_tiny_model(name), file(name));
+    const std::string model = " --model " + file(name), stats = file(name + "_stats.h5"), scores = file(name + "_sens.h5");
+    ASSERT_EQ(shell("kvcalib --sinks 0" + model + common + " -o " + stats), 0);
+    ASSERT_EQ(shell("kvsens --sinks 0 --window 0 --metric attn_out --candidates int8.token.g,int4.token.g,int3.token.g,int2.token.g --stats " + stats + model +
+                    common + " -o " + scores),
+              0);
+    // Uniform int4.token.g: 4 bits and a 16-bit scale and minimum for 16 channels.
+    for (const char* budget : {"7", "6"}) {
+      const Outcome made = run("--stats " + stats + " --sens " + scores + " --context 4096 --budget " + budget + " -o " + file("chain.json"));
+      ASSERT_EQ(made.exit_code, 0) << made.err;
+      const plan::Plan plan = artifacts::read_plan(file("chain.json"));
+      EXPECT_LE(plan.summary.effective_bits, budget[0] - '0');
+      EXPECT_THAT(made.out, HasSubstr("without calibrated constants"));
+      for (const plan::Baseline& b : plan.baselines)
+        EXPECT_TRUE(b.name != "uniform" || !b.feasible || plan.summary.predicted->score <= b.score * (1 + 1e-12));
+      if (name == "m-qwen2") {
+        EXPECT_LE(kvrt::code_bits(plan.layers[3].k.scheme.format), 4) << budget;
+        continue;
+      }
+      for (const plan::LayerPlan& layer : plan.layers) {
+        const bool hard = layer.index == 0 || layer.index == 3;
+        EXPECT_EQ(kvrt::to_string(layer.k.scheme) == "int8.token.g", hard) << layer.index << " at " << budget;
+        if (budget[0] != '7') continue;
+        EXPECT_EQ(kvrt::to_string(layer.v.scheme), "int4.token.g") << layer.index;
+        EXPECT_EQ(kvrt::to_string(layer.k.scheme), hard ? "int8.token.g" : "int4.token.g") << layer.index;
+      }
+    }
+  }
+}
+
+TEST_F(Kvplan, HelpVersionList) {
+  EXPECT_EQ(run("--help").exit_code, 0);
+  EXPECT_THAT(run("--help").out, HasSubstr("--budget"));
+  EXPECT_EQ(run("--version").exit_code, 0);
+  const Outcome list = run("list");
+  EXPECT_EQ(list.exit_code, 0);
+  for (const char* part : {"kivi4", "llamacpp-q4_0-had", "default-1 (34 strings)"}) EXPECT_THAT(list.out, HasSubstr(part));
+  expect_refusal("list nonsense", 2, {"nonsense"});
+}
+
+}  // namespace
+}  // namespace calib

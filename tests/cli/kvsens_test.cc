@@ -1,0 +1,149 @@
+// kvsens as a user runs it: exit codes, files, messages.
+
+#include <sys/wait.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "libcalib/artifacts/eval_file.h"
+#include "libcalib/artifacts/sens_file.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/tiny_models.h"
+
+namespace calib {
+namespace {
+
+struct Outcome {
+  int exit_code = -1;
+  std::string text;  ///< stdout and stderr
+};
+
+Outcome run(const std::string& command) {
+  Outcome out;
+  FILE* pipe = popen((std::string(CALIB_BIN_DIR) + "/" + command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return out;
+  std::array<char, 4096> buffer;
+  for (std::size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.text.append(buffer.data(), n);
+  const int status = pclose(pipe);
+  out.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return out;
+}
+
+class Kvsens : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new test::TempFolder;
+    test::write_hf_folder(test::make_tiny_model("m-llama"), folder_->file("m"));
+    test::write_hf_folder(test::make_tiny_model("m-qwen3"), folder_->file("other"));
+    test::write_file(folder_->file("a.txt"), test::txt(6000));
+    stats_ = run("kvcalib " + inputs() + " -o " + folder_->file("stats.h5"));
+  }
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+  }
+  void SetUp() override { ASSERT_EQ(stats_.exit_code, 0) << stats_.text; }
+
+  static std::string inputs(const std::string& model = "m") {
+    return "--model " + folder_->file(model) + " --data " + folder_->file("a.txt") + " --seq-len 128 --num-samples 3 --threads 2";
+  }
+  static std::string file(const std::string& name) { return folder_->file(name); }
+  static bool exists(const std::string& name) { return std::filesystem::exists(folder_->file(name)); }
+
+  static test::TempFolder* folder_;
+  static Outcome stats_;
+};
+test::TempFolder* Kvsens::folder_ = nullptr;
+Outcome Kvsens::stats_;
+
+TEST_F(Kvsens, GridWritesTheSameScoresTwice) {
+  const std::string call = "kvsens " + inputs() + " --stats " + file("stats.h5") + " --window 0,32 --candidates default -o ";
+  const Outcome first = run(call + file("a.h5"));
+  ASSERT_EQ(first.exit_code, 0) << first.text;
+  ASSERT_EQ(run(call + file("b.h5")).exit_code, 0);
+  const sens::SensResult a = artifacts::read_sens_file(file("a.h5")), b = artifacts::read_sens_file(file("b.h5"));
+  EXPECT_EQ(a.candidate_list, "default-1");
+  EXPECT_EQ(a.windows, (std::vector<std::int64_t>{0, 32}));
+  ASSERT_EQ(a.scores.size(), 4u);
+  for (const auto& [metric, table] : a.scores)
+    for (std::size_t i = 0; i < table.mean.size(); ++i) {
+      const double other = b.scores.at(metric).mean[i];
+      EXPECT_TRUE(table.mean[i] == other || (std::isnan(table.mean[i]) && std::isnan(other))) << metric << " " << i;
+    }
+  EXPECT_FALSE(a.params.empty());  // static scales and means travel with the scores
+  EXPECT_NE(first.text.find("left out"), std::string::npos) << "head_dim 16 rules out token.g32 and g64, with a note or in -v";
+}
+
+TEST_F(Kvsens, StatisticsOfAnotherModelAreRefused) {
+  const Outcome o = run("kvsens " + inputs("other") + " --stats " + file("stats.h5") + " -o " + file("no.h5"));
+  EXPECT_EQ(o.exit_code, 5) << o.text;
+  EXPECT_NE(o.text.find("stats.h5"), std::string::npos);
+  EXPECT_FALSE(exists("no.h5"));
+}
+
+TEST_F(Kvsens, UncalibratedSchemeIsNamed) {
+  const Outcome grid = run("kvsens " + inputs() + " --candidates fp8e4m3.head -o " + file("no.h5"));
+  EXPECT_EQ(grid.exit_code, 2) << grid.text;
+  EXPECT_NE(grid.text.find("fp8e4m3.head"), std::string::npos);
+  const Outcome evaluate = run("kvsens evaluate " + inputs() + " --uniform fp8-head -o " + file("no.json"));
+  EXPECT_EQ(evaluate.exit_code, 2) << evaluate.text;
+  EXPECT_NE(evaluate.text.find("fp8e4m3.head"), std::string::npos);
+  EXPECT_FALSE(exists("no.h5"));
+  EXPECT_FALSE(exists("no.json"));
+}
+
+TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
+  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") +
+                        " --uniform fp8-head,int8.token.g:int4.token.g,bf16:bf16 --sinks 2 --window 8 -o " + file("e.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  const sens::EvalResult e = artifacts::read_eval_file(file("e.json"));
+  ASSERT_EQ(e.contenders.size(), 3u);
+  EXPECT_EQ(e.contenders[0].window, 128);
+  EXPECT_EQ(e.contenders[1].window, 8);
+  EXPECT_EQ(e.contenders[1].n_sinks, 2);
+  EXPECT_GT(e.contenders[1].total.kld.mean, e.contenders[2].total.kld.mean);
+  EXPECT_TRUE(e.same_text_as_calibration);
+  for (const char* part : {"mean KLD", "bits@8192", "int8.token.g:int4.token.g", "noise floor", "negative control"})
+    EXPECT_NE(o.text.find(part), std::string::npos) << part;
+}
+
+TEST_F(Kvsens, DryRunWritesNothing) {
+  const Outcome grid = run("kvsens " + inputs() + " --stats " + file("stats.h5") + " --dry-run -o " + file("dry.h5"));
+  EXPECT_EQ(grid.exit_code, 0) << grid.text;
+  EXPECT_NE(grid.text.find("memory"), std::string::npos);
+  const Outcome evaluate = run("kvsens evaluate " + inputs() + " --uniform bf16:bf16 --dry-run -o " + file("dry.json"));
+  EXPECT_EQ(evaluate.exit_code, 0) << evaluate.text;
+  EXPECT_FALSE(exists("dry.h5"));
+  EXPECT_FALSE(exists("dry.json"));
+}
+
+TEST_F(Kvsens, WrongCommandLines) {
+  const auto expect = [&](const std::string& arguments, int code, const std::string& part) {
+    const Outcome o = run("kvsens " + arguments);
+    EXPECT_EQ(o.exit_code, code) << arguments << "\n" << o.text;
+    EXPECT_NE(o.text.find(part), std::string::npos) << arguments << "\n" << o.text;
+  };
+  expect("--help", 0, "evaluate");
+  expect("evaluate --help", 0, "--uniform");
+  expect("--version", 0, "kvsens");
+  expect("", 2, "--model");
+  expect(inputs() + " --metric mse", 2, "mse");
+  expect(inputs() + " --window a", 2, "--window");
+  expect(inputs() + " --layers 77 --candidates int4.token.g -o " + file("x.h5"), 2, "77");
+  expect(inputs() + " --candidates int5.token.g", 2, "int5");
+  expect("evaluate " + inputs(), 2, "--plan");
+  expect("evaluate " + inputs() + " --plan " + file("absent.json"), 3, "absent.json");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --backend kvrt", 7, "kvrt");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("no/such/e.json"), 3, "no/such");
+  expect("--model " + file("absent") + " --data " + file("a.txt"), 3, "absent");
+  expect("refine " + inputs(), 7, "refine");
+  expect("drift", 7, "drift");
+}
+
+}  // namespace
+}  // namespace calib

@@ -1,0 +1,4 @@
+if(TARGET kvsens AND TARGET kvcalib)
+  calib_add_test(kvsens_cli_test LABELS cli SOURCES kvsens_test.cc LINK calib::artifacts calib_test_support)
+  add_dependencies(kvsens_cli_test kvsens kvcalib)
+endif()

@@ -1,0 +1,131 @@
+#include "libcalib/quant/scheme.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "layer_stats.h"
+
+namespace calib::quant {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Error error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << "accepted";
+  return Error(ErrorKind::kInternal, "", "");
+}
+
+// CASES.md PL-02.
+TEST(Scheme, BadPartsAreNamed) {
+  for (const char* text : {"channel.g48", "int4.channel.g48", "int4.token.g0", "int4.token.g32.foo", "nvfp4.channel.g32", "int4", "", "INT4.token.g32"}) {
+    const Error e = error_of([&] { parse_scheme(text); });
+    EXPECT_EQ(e.kind(), ErrorKind::kUsage) << text;
+    EXPECT_EQ(e.where(), text);
+  }
+  EXPECT_THAT(error_of([] { parse_scheme("int4.token.g32.foo"); }).what(), HasSubstr("foo"));
+}
+
+TEST(Scheme, ShapesAgainstTheModel) {
+  for (const int head_dim : {96, 80, 100, 72}) {
+    const Error e = error_of([&] { check_scheme(parse_scheme("int4.token.g64"), quant_test::geometry(2, head_dim), Side::kV); });
+    EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+    EXPECT_THAT(e.what(), HasSubstr("token.g64"));
+    EXPECT_THAT(e.what(), HasSubstr(fmt::format("head_dim {}", head_dim)));
+  }
+  check_scheme(parse_scheme("int4.token.g48"), quant_test::geometry(2, 96), Side::kK);
+  EXPECT_EQ(error_of([] { check_scheme(parse_scheme("int4.channel.g32.pre"), quant_test::geometry(), Side::kV); }).kind(), ErrorKind::kUsage);
+  LayerGeometry no_rope = quant_test::geometry();
+  no_rope.rope_style = RopeStyle::kNone;
+  EXPECT_THAT(error_of([&] { check_scheme(parse_scheme("int4.channel.g32.pre"), no_rope, Side::kK); }).what(), HasSubstr("RoPE"));
+}
+
+TEST(Scheme, NotOfferedIsUnsupportedAndNamed) {
+  for (const char* text : {"nuq4.token.g", "lm4.token.g.had", "nvfp4", "int4.token.g128.smooth", "int8.channel.static.pre", "int4.token.g32.ef"}) {
+    const Error e = error_of([&] { check_scheme(parse_scheme(text), quant_test::geometry(2, 128), Side::kK); });
+    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported) << text;
+    EXPECT_EQ(exit_code(e.kind()), 7);
+    EXPECT_THAT(e.where(), HasSubstr(text));
+  }
+}
+
+TEST(Presets, EveryNameResolvesAndParses) {
+  std::set<std::string> names;
+  for (const Preset& p : presets()) {
+    EXPECT_TRUE(names.insert(p.name).second) << p.name;
+    const Preset found = resolve_preset(p.name, 128);
+    EXPECT_EQ(kvrt::to_string(parse_scheme(found.k)), found.k) << p.name;
+    EXPECT_EQ(kvrt::to_string(parse_scheme(found.v)), found.v) << p.name;
+  }
+  for (const char* name : {"fp8-vllm", "fp8-head", "int8-token", "int8-channel", "int4-gqa", "flexgen4", "smoothattention4", "kivi4", "kivi2",
+                           "kvquant4", "kvquant3", "kvquant2", "kvquant4-1pct", "kvquant3-1pct", "kvquant2-1pct", "quarot4", "llamacpp-q8_0",
+                           "llamacpp-q8_0-had", "llamacpp-q4_0", "llamacpp-q4_0-had", "turboquant4", "turboquant3", "nvfp4", "bf16"})
+    EXPECT_TRUE(names.count(name)) << name;
+  EXPECT_EQ(resolve_preset("kvquant3-1pct", 128).k, "nuq3.channel.static.pre.out1");
+  const Preset llama = resolve_preset("llamacpp-q4_0-had", 64);
+  EXPECT_EQ(llama.k, "q4_0.had");
+  EXPECT_EQ(llama.n_sinks, 0);
+  EXPECT_EQ(llama.window, 0);
+  EXPECT_EQ(resolve_preset("kivi2", 64).n_sinks, 0);
+  EXPECT_EQ(resolve_preset("kivi2", 64).window, 128);
+}
+
+TEST(Presets, PairsGroupsAndRefusals) {
+  const Preset pair = resolve_preset("int4.channel.g64.pre:int3.token.g64.had", 64);
+  EXPECT_EQ(pair.k, "int4.channel.g64.pre");
+  EXPECT_EQ(pair.v, "int3.token.g64.had");
+  EXPECT_EQ(pair.n_sinks, 4);
+  EXPECT_EQ(pair.window, 128);
+  std::vector<std::string> notes;
+  LogSink log;
+  log.note = [&](const std::string& text) { notes.push_back(text); };
+  EXPECT_EQ(resolve_preset("smoothattention4", 64, log).v, "int4.token.g");
+  EXPECT_EQ(notes.size(), 2u);
+  for (const char* name : {"kvtuner", "tiered4"}) {
+    const Error e = error_of([&] { resolve_preset(name, 64); });
+    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+    EXPECT_EQ(e.where(), name);
+  }
+  EXPECT_THAT(error_of([] { resolve_preset("kivi5", 64); }).what(), HasSubstr("kivi4"));
+  EXPECT_EQ(error_of([] { resolve_preset("kivi5", 64); }).kind(), ErrorKind::kUsage);
+  EXPECT_THAT(error_of([] { resolve_preset("int4.token.g", 64); }).what(), HasSubstr("int4.token.g:int4.token.g"));
+  EXPECT_EQ(error_of([] { resolve_preset("int4.token.g:foo", 64); }).kind(), ErrorKind::kUsage);
+}
+
+TEST(CandidateLists, DefaultHolds34Strings) {
+  const CandidateList list = resolve_candidates("default");
+  EXPECT_EQ(list.name, "default-1");
+  EXPECT_EQ(list.k.size(), 19u);
+  EXPECT_EQ(list.v.size(), 15u);
+  EXPECT_EQ(list.k.size() + list.v.size(), 34u);
+  for (const auto* side : {&list.k, &list.v}) {
+    EXPECT_EQ(std::set<std::string>(side->begin(), side->end()).size(), side->size());
+    for (const std::string& text : *side) {
+      const kvrt::Scheme scheme = parse_scheme(text);
+      EXPECT_EQ(kvrt::to_string(scheme), text);
+      check_scheme(scheme, quant_test::geometry(3, 64), side == &list.k ? Side::kK : Side::kV);
+    }
+  }
+}
+
+TEST(CandidateLists, MixedLists) {
+  const CandidateList list = resolve_candidates("int4.token.g32,int3.channel.g64.pre,kivi4,int8.token.g:int2.token.g");
+  EXPECT_EQ(list.name, "custom");
+  EXPECT_THAT(list.k, ElementsAre("int4.token.g32", "int3.channel.g64.pre", "int4.channel.g32", "int8.token.g"));
+  EXPECT_THAT(list.v, ElementsAre("int4.token.g32", "int2.token.g"));
+  EXPECT_EQ(error_of([] { resolve_candidates("int4.token.g32,int8.token.g,int4.token.g32"); }).where(), "int4.token.g32");
+  EXPECT_EQ(error_of([] { resolve_candidates("int4.token.g32,,bf16"); }).kind(), ErrorKind::kUsage);
+  EXPECT_EQ(error_of([] { resolve_candidates("nonsense"); }).kind(), ErrorKind::kUsage);
+  EXPECT_EQ(error_of([] { resolve_candidates("target:vllm"); }).kind(), ErrorKind::kUnsupported);
+  EXPECT_EQ(error_of([] { resolve_candidates("default-2"); }).kind(), ErrorKind::kUnsupported);
+}
+
+}  // namespace
+}  // namespace calib::quant

@@ -1,0 +1,162 @@
+#include "libcalib/sens/sweep.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "tests/sens/sens_fixture.h"
+#include "tests/support/expect_error.h"
+
+namespace calib::sens {
+namespace {
+
+using test_fixture::Grid;
+using test_fixture::OpenModel;
+using test_fixture::random_documents;
+using test_fixture::score;
+using test_fixture::sweep;
+
+SweepOptions options_of(std::vector<std::string> metrics, std::vector<std::int64_t> windows, std::int64_t sinks = 4) {
+  SweepOptions o;
+  o.metrics = std::move(metrics);
+  o.windows = std::move(windows);
+  o.n_sinks = sinks;
+  o.rows_per_document = 1 << 20;  // every row: no sampling
+  return o;
+}
+
+TEST(Sweep, LeavesNothingUnscoredAndMarksWhatIsInvalid) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const SensResult r = sweep(m.model, random_documents(3, 80, 256), {{"int4.token.g8", "int4.channel.g32"}, {"int4.token.g8"}, {}},
+                             options_of({"fisher_vec", "fisher", "attn_kl", "attn_out"}, {0, 16}));
+  EXPECT_EQ(r.units.size(), static_cast<std::size_t>(2 * m.model.n_layers()));
+  for (const auto& [name, table] : r.scores)
+    for (std::size_t u = 0; u < r.units.size(); ++u)
+      for (std::size_t s = 0; s < r.schemes.size(); ++s)
+        for (std::size_t w = 0; w < 2; ++w) {
+          const std::size_t i = r.index(u, s, w);
+          EXPECT_EQ(std::isfinite(table.mean[i]), r.valid[u * r.schemes.size() + s] == 1) << name;
+          if (r.valid[u * r.schemes.size() + s] == 0) continue;
+          EXPECT_TRUE(std::isfinite(table.se[i])) << name;
+          EXPECT_LE(table.p99[i], table.max[i]) << name;
+          if (name == "attn_kl" && r.units[u].side == Side::kV) EXPECT_EQ(table.mean[i], 0);
+          else EXPECT_GT(table.mean[i], 0) << name;
+        }
+}
+
+// A window as long as the document leaves only the BF16 rounding of exact segments, the same for every scheme of a frame.
+TEST(Sweep, FullWindowScoresOnlyTheRounding) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(2, 60, 256);
+  const SensResult r = sweep(m.model, documents, {{"bf16", "int2.token.g", "int8.token.g"}, {"bf16", "int2.token.g"}, {}},
+                             options_of({"fisher_vec", "attn_kl", "attn_out"}, {0, 200}, 0));
+  for (int l = 0; l < m.model.n_layers(); ++l)
+    for (const char* metric : {"fisher_vec", "attn_kl", "attn_out"}) {
+      const double rounding = score(r, metric, l, Side::kK, "bf16", 1);
+      EXPECT_GT(rounding, 0);
+      EXPECT_DOUBLE_EQ(score(r, metric, l, Side::kK, "int2.token.g", 1), rounding) << metric;
+      EXPECT_GT(score(r, metric, l, Side::kK, "int2.token.g", 0), 100 * rounding) << metric;
+      // Coded with W = 0 or exact: a bf16 key is the same key. fisher sums the parts' squares apart, and here only one part is there.
+      EXPECT_NEAR(score(r, metric, l, Side::kK, "bf16", 0), rounding, 1e-3 * rounding) << metric;
+    }
+}
+
+TEST(Sweep, DocumentsMayComeInAnyOrderAndInParts) {
+  OpenModel m(test::make_tiny_model("m-mistral"));
+  auto documents = random_documents(4, 50, 256);
+  documents[1].ids.resize(37);
+  const Grid grid{{"int4.token.g", "int3.token.g.pre"}, {"int3.token.g"}, {}};
+  const SweepOptions options = options_of({"attn_kl", "attn_out"}, {8});
+  const SensResult all = sweep(m.model, documents, grid, options);
+  std::reverse(documents.begin(), documents.end());
+  const SensResult reversed = sweep(m.model, documents, grid, options);
+  const SensResult first = sweep(m.model, {documents[0], documents[1]}, grid, options), second = sweep(m.model, {documents[2], documents[3]}, grid, options);
+  const double rows_first = 2 * (50 - 4), rows_second = (37 - 4) + (50 - 4);
+  for (int l = 0; l < m.model.n_layers(); ++l)
+    for (const char* scheme : {"int4.token.g", "int3.token.g.pre"}) {
+      const double want = score(all, "attn_kl", l, Side::kK, scheme);
+      EXPECT_NEAR(score(reversed, "attn_kl", l, Side::kK, scheme), want, 1e-10 * want);
+      const double parts = (rows_first * score(first, "attn_kl", l, Side::kK, scheme) + rows_second * score(second, "attn_kl", l, Side::kK, scheme)) /
+                           (rows_first + rows_second);
+      EXPECT_NEAR(parts, want, 1e-10 * want);
+    }
+}
+
+TEST(Sweep, SameSeedSameNumbers) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(2, 64, 256);
+  const Grid grid{{"int4.token.g"}, {"int4.token.g"}, {}};
+  SweepOptions options = options_of({"fisher_vec", "attn_out"}, {16});
+  options.rows_per_document = 20;
+  const SensResult a = sweep(m.model, documents, grid, options), b = sweep(m.model, documents, grid, options);
+  for (const auto& [name, table] : a.scores)
+    for (std::size_t i = 0; i < table.mean.size(); ++i)
+      if (std::isfinite(table.mean[i])) {
+        EXPECT_EQ(table.mean[i], b.scores.at(name).mean[i]);
+        EXPECT_EQ(table.se[i], b.scores.at(name).se[i]);
+      }
+  options.seed = 1;
+  EXPECT_NE(score(sweep(m.model, documents, grid, options), "fisher_vec", 0, Side::kK, "int4.token.g"), score(a, "fisher_vec", 0, Side::kK, "int4.token.g"));
+}
+
+TEST(Sweep, SpilledStatesGiveTheSameNumbers) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(2, 64, 256);
+  const Grid grid{{"int4.token.g"}, {"int4.token.g"}, {}};
+  SweepOptions options = options_of({"fisher_vec"}, {16});
+  const SensResult a = sweep(m.model, documents, grid, options);
+  options.hidden_memory_bytes = 0;
+  const SensResult b = sweep(m.model, documents, grid, options);
+  for (int l = 0; l < m.model.n_layers(); ++l)
+    EXPECT_EQ(score(a, "fisher_vec", l, Side::kV, "int4.token.g"), score(b, "fisher_vec", l, Side::kV, "int4.token.g"));
+}
+
+TEST(Sweep, RestrictedLayersMatchTheWholeGrid) {
+  OpenModel m(test::make_tiny_model("m-qwen3"));
+  const auto documents = random_documents(2, 40, 256);
+  const SweepOptions options = options_of({"fisher_vec", "attn_kl"}, {8});
+  const SensResult all = sweep(m.model, documents, {{"int4.token.g"}, {"int4.token.g"}, {}}, options);
+  const SensResult one = sweep(m.model, documents, {{"int4.token.g"}, {"int4.token.g"}, {1}}, options);
+  EXPECT_EQ(one.units.size(), 2u);
+  for (const char* metric : {"fisher_vec", "attn_kl"})
+    EXPECT_EQ(score(one, metric, 1, Side::kK, "int4.token.g"), score(all, metric, 1, Side::kK, "int4.token.g"));
+}
+
+TEST(Sweep, RefusesWhatItCannotScore) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const Grid grid{{"int4.token.g"}, {}, {}};
+  test::expect_error([&] { sweep(m.model, random_documents(1, 30, 256), grid, options_of({"mse"}, {0})); }, ErrorKind::kUsage, {"mse", "fisher_vec"});
+  test::expect_error([&] { sweep(m.model, random_documents(1, 4, 256), grid, options_of({"attn_kl"}, {0})); }, ErrorKind::kInfeasible, {"4"});
+  test::expect_error([&] { sweep(m.model, random_documents(1, 30, 256), {{"int4.token.g"}, {}, {99}}, options_of({"attn_kl"}, {0})); },
+                     ErrorKind::kUsage, {"99"});
+}
+
+// SN-01: layers whose k_proj bias is huge are the ones that the score must find; with biases of 0 all layers are alike.
+TEST(Sweep, HugeKeyBiasesAreFound) {
+  OpenModel big(test::make_tiny_model("m-qwen2-big")), plain(test::make_tiny_model("m-qwen2"));
+  const auto tokenizer = big.model.load_tokenizer();
+  std::vector<text::Document> documents;
+  const auto ids = tokenizer->encode(test::txt(2048));
+  for (std::size_t begin = 0; begin + 256 <= ids.size(); begin += 256)
+    documents.push_back({{ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.begin() + static_cast<std::ptrdiff_t>(begin + 256)}, 0});
+  ASSERT_GE(documents.size(), 7u);
+  const Grid grid{{"int4.token.g", "int3.token.g"}, {}, {}};
+  SweepOptions options = options_of({"attn_kl"}, {128});
+  options.rows_per_document = 128;
+  const SensResult b = sweep(big.model, documents, grid, options), p = sweep(plain.model, documents, grid, options);
+  for (const char* scheme : {"int4.token.g", "int3.token.g"}) {
+    std::vector<double> with, without;
+    for (int l = 0; l < 4; ++l) {
+      with.push_back(score(b, "attn_kl", l, Side::kK, scheme));
+      without.push_back(score(p, "attn_kl", l, Side::kK, scheme));
+    }
+    EXPECT_GT(with[3], with[0]) << scheme;
+    EXPECT_GT(with[0], 10 * with[1]) << scheme;
+    EXPECT_GT(with[0], 10 * with[2]) << scheme;
+    const auto [low, high] = std::minmax_element(without.begin(), without.end());
+    EXPECT_LT(*high / *low, 1.5) << scheme;
+  }
+}
+
+}  // namespace
+}  // namespace calib::sens

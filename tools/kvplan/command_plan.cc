@@ -1,0 +1,190 @@
+#include <cmath>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "libcalib/artifacts/plan_file.h"
+#include "libcalib/artifacts/sens_file.h"
+#include "libcalib/artifacts/stats_file.h"
+#include "libcalib/base/sha256.h"
+#include "libcalib/base/utf8.h"
+#include "libcalib/io/json.h"
+#include "libcalib/plan/planner.h"
+#include "libcalib/plan/verify.h"
+#include "libcalib/quant/calibrated_params.h"
+#include "tools/kvplan/commands.h"
+#include "tools/kvplan/plan_text.h"
+
+namespace calib::tools {
+namespace {
+
+constexpr const char* kOtherTargets[] = {"vllm", "sglang", "trtllm", "lmdeploy", "llamacpp", "ik_llamacpp", "transformers", "mlx", "ort-genai", "executorch", "kvtuner"};
+
+void check_target(const KvplanOptions& o) {
+  if (o.target != "native") {
+    for (const char* name : kOtherTargets)
+      if (o.target == name) fail(ErrorKind::kUnsupported, "--target " + o.target, "planning for this runtime is not offered by this version; use native");
+    fail(ErrorKind::kUsage, "--target " + to_valid_utf8(o.target), "unknown; known: native, {}", fmt::join(kOtherTargets, ", "));
+  }
+  if (!o.arch.empty()) fail(ErrorKind::kUnsupported, "--arch", "planning for a device capability is not offered by this version; leave it out");
+  if (o.page_tokens != 32 && o.page_tokens != 64 && o.page_tokens != 128) fail(ErrorKind::kUsage, "--page-tokens", "is {}, expected 32, 64 or 128", o.page_tokens);
+}
+
+/// Statistics layer by layer, read once each.
+class LayerSource {
+ public:
+  explicit LayerSource(const std::string& path) : reader_(path), layers_(reader_.n_layers()) {}
+  const artifacts::StatsHeader& header() const { return reader_.header(); }
+  const stats::LayerStats& of(int layer_index) {
+    const std::vector<LayerGeometry>& geometry = header().model.layers;
+    for (std::size_t i = 0; i < geometry.size(); ++i)
+      if (geometry[i].index == layer_index) {
+        if (!layers_[i]) layers_[i] = std::make_unique<stats::LayerStats>(reader_.layer(i));
+        return *layers_[i];
+      }
+    fail(ErrorKind::kMismatch, "layer " + std::to_string(layer_index), "the statistics do not hold it");
+  }
+  plan::EvidenceByLayer evidence() {
+    plan::EvidenceByLayer evidence;
+    for (const LayerGeometry& g : header().model.layers) evidence[g.index] = quant::unit_evidence(of(g.index));
+    return evidence;
+  }
+
+ private:
+  artifacts::StatsReader reader_;
+  std::vector<std::unique_ptr<stats::LayerStats>> layers_;
+};
+
+/// Exactly one way to say how large the plan may be.
+void check_limits(const KvplanOptions& o) {
+  const std::pair<const char*, const std::string*> ways[] = {
+      {"--budget", &o.budget}, {"--max-kl", &o.max_kl}, {"--max-ppl-ratio", &o.max_ppl_ratio}, {"--profile", &o.profile}, {"--uniform", &o.uniform}};
+  std::string given;
+  int n = 0;
+  for (const auto& [name, value] : ways)
+    if (!value->empty()) ++n, given += std::string(given.empty() ? "" : " and ") + name;
+  if (n == 0) fail(ErrorKind::kUsage, "kvplan", "needs one of --budget, --max-kl, --max-ppl-ratio, --profile or --uniform; try --budget 4.5");
+  if (n > 1) fail(ErrorKind::kUsage, "kvplan", "{} contradict each other; give one of them", given);
+}
+
+plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
+  if (o.stats.empty()) fail(ErrorKind::kUsage, "--uniform " + to_valid_utf8(o.uniform), "needs --stats with a file made by kvcalib: it names the model and holds the numbers to calibrate with");
+  if (!o.sens.empty()) fail(ErrorKind::kUsage, "--sens", "is not used by --uniform; leave it out");
+  LayerSource source(o.stats);
+  parents.emplace_back("stats", sha256_of_file(o.stats));
+  if (source.header().model.layers.empty()) fail(ErrorKind::kMismatch, o.stats, "names a model without layers");
+  quant::Preset preset = quant::resolve_preset(o.uniform, source.header().model.layers.front().head_dim, progress.sink());
+  const bool pair = o.uniform.find(':') != std::string::npos;
+  if (!pair && (o.sinks >= 0 || o.window >= 0)) fail(ErrorKind::kUsage, "--sinks, --window", "preset {} brings its own ({} and {}); write {}:{} to choose", preset.name, preset.n_sinks, preset.window, preset.k, preset.v);
+  if (o.sinks >= 0) preset.n_sinks = o.sinks;
+  if (o.window >= 0) preset.window = o.window;
+  plan::Accounting accounting;
+  accounting.context_tokens = o.context;
+  accounting.batch = o.batch;
+  accounting.page_tokens = static_cast<int>(o.page_tokens);
+  const plan::FitUnit fit = [&](const LayerGeometry& layer, Side side, const kvrt::Scheme& scheme, std::vector<std::string>* why) {
+    return quant::fit_params(scheme, side, source.of(layer.index), preset.n_sinks, why);
+  };
+  return plan::uniform_plan(source.header().model, preset, accounting, source.evidence(), fit);
+}
+
+plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
+  if (o.sens.empty()) fail(ErrorKind::kUsage, "kvplan", "needs --sens with a file made by kvsens (or --uniform with --stats)");
+  if (o.sinks >= 0 || o.window >= 0) fail(ErrorKind::kUsage, "--sinks, --window", "belong to --uniform; a searched plan takes both from the scores");
+  const sens::SensResult sens = artifacts::read_sens_file(o.sens);
+  plan::EvidenceByLayer evidence;
+  if (!o.stats.empty()) {
+    LayerSource source(o.stats);
+    plan::check_same_model(source.header().model, o.stats, sens.model, o.sens);
+    if (!sens.calibration_data.documents_sha256.empty() && source.header().data.documents_sha256 != sens.calibration_data.documents_sha256)
+      progress.warning(fmt::format("{} was not the input of {}: its text differs; constants come from the scores, reasons from the statistics", o.stats, o.sens));
+    evidence = source.evidence();
+    parents.emplace_back("stats", sha256_of_file(o.stats));
+  }
+  parents.emplace_back("sens", sha256_of_file(o.sens));
+  if (!sens.data.documents_sha256.empty() && sens.data.documents_sha256 == sens.calibration_data.documents_sha256)
+    progress.warning("calibration and scores used the same text; measure the plan on another one");
+
+  plan::SearchRequest request;
+  request.metric = o.metric;
+  request.accounting.context_tokens = o.context;
+  request.accounting.batch = o.batch;
+  request.accounting.page_tokens = static_cast<int>(o.page_tokens);
+  request.seed = static_cast<std::uint64_t>(o.seed);
+  request.limits.window_per_layer = o.window_per_layer;
+  if (!o.budget.empty()) {
+    request.limits.budget = plan::parse_budget(o.budget);
+    request.limit_text = o.budget;
+  } else if (!o.max_kl.empty()) {
+    request.limits.max_score = plan::parse_positive(o.max_kl, "--max-kl");
+    request.limit_text = "max-kl " + o.max_kl;
+  } else if (!o.max_ppl_ratio.empty()) {
+    const double ratio = plan::parse_positive(o.max_ppl_ratio, "--max-ppl-ratio");
+    if (!(ratio > 1)) fail(ErrorKind::kUsage, "--max-ppl-ratio " + o.max_ppl_ratio, "expected a ratio above 1, such as 1.02");
+    request.limits.max_score = std::log(ratio);  // kappa = 1: unfitted, as the plan says
+    request.limit_text = "max-ppl-ratio " + o.max_ppl_ratio;
+  } else {
+    plan::profile_of(o.profile);
+    request.limits.profile = o.profile;
+  }
+  return plan::search_plan(sens, evidence, request, progress.sink());
+}
+
+void print_plan(const plan::Plan& plan, const std::string& output, const Invocation& call) {
+  if (call.json) {
+    nlohmann::ordered_json out = {{"plan", output.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(output)},
+                                  {"effective_bits", plan.summary.effective_bits}, {"bytes", plan.summary.bytes}, {"proven", plan.summary.proven},
+                                  {"gap", plan.summary.gap}, {"sink_tokens", plan.sink_tokens}, {"window_tokens", plan.window_tokens}};
+    if (plan.summary.predicted)
+      out["predicted"] = {{"metric", plan.summary.predicted->metric}, {"score", plan.summary.predicted->score}, {"se", plan.summary.predicted->se}};
+    out["baselines"] = nlohmann::ordered_json::array();
+    for (const plan::Baseline& b : plan.baselines)
+      out["baselines"].push_back({{"name", b.name}, {"description", b.description}, {"feasible", b.feasible}, {"effective_bits", b.effective_bits},
+                                  {"score", b.score}, {"pair", b.pair}, {"window_tokens", b.window_tokens}});
+    fmt::print("{}", io::json_text(out, "standard output"));
+    return;
+  }
+  fmt::print("{}\n", headline(plan));
+  if (const std::string line = prediction_line(plan); !line.empty()) fmt::print("{}\n", line);
+  if (!plan.baselines.empty()) {
+    fmt::print("\nthe same bytes spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
+    fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->score);
+    for (const plan::Baseline& b : plan.baselines)
+      fmt::print("{:>8.3f}  {:>11}  {}{}\n", b.effective_bits, b.feasible || b.score > 0 ? fmt::format("{:.4e}", b.score) : "-", b.description, b.feasible ? "" : " (does not fit)");
+    fmt::print("\n");
+  }
+  fmt::print("{}\n", output.empty() ? "nothing written (--dry-run)" : to_valid_utf8(output));
+}
+
+}  // namespace
+
+int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress) {
+  check_limits(o);
+  check_target(o);
+  if (o.output.empty()) fail(ErrorKind::kUsage, "--output", "is empty, expected a file name");
+  std::vector<std::pair<std::string, std::string>> parents;
+  plan::Plan plan = o.uniform.empty() ? make_searched(o, progress, parents) : make_uniform(o, progress, parents);
+  if (const std::vector<std::string> problems = plan::verify_plan(plan); !problems.empty())
+    throw Error(ErrorKind::kInternal, "kvplan", "the plan does not hold when counted again", problems);
+  plan.provenance = {"kvplan", version(), call.argv, call.started_utc, call.seconds(), static_cast<std::uint64_t>(o.seed), "cpu", "fp64", parents};
+  if (!o.dry_run) artifacts::write_plan(plan, o.output);
+  print_plan(plan, o.dry_run ? "" : o.output, call);
+  return 0;
+}
+
+int run_kvplan(const KvplanOptions& o, const Invocation& call) {
+  Progress progress(call.verbosity);
+  switch (o.command) {
+    case KvplanOptions::Command::kPlan: return run_plan(o, call, progress);
+    case KvplanOptions::Command::kShow: return run_show(o, call, progress);
+    case KvplanOptions::Command::kExplain: return run_explain(o, call, progress);
+    case KvplanOptions::Command::kCheck: return run_check(o, call, progress);
+    case KvplanOptions::Command::kDiff: return run_diff(o, call, progress);
+    case KvplanOptions::Command::kMemory: return run_memory(o, call, progress);
+    case KvplanOptions::Command::kList: return run_list(o, call, progress);
+  }
+  CALIB_CHECK(false);
+}
+
+}  // namespace calib::tools

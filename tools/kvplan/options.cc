@@ -1,0 +1,80 @@
+#include "tools/kvplan/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "libcalib/base/error.h"
+#include "tools/common/option_values.h"
+
+namespace calib::tools {
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 32;
+
+void add_plan_argument(CLI::App& app, std::string& plan) {
+  app.add_option("plan", plan, "Plan to read")->type_name("PLAN")->group("Input")->required();
+}
+
+CLI::App* add_command(CLI::App& app, KvplanOptions& o, const char* name, const char* help, KvplanOptions::Command command) {
+  CLI::App* sub = app.add_subcommand(name, help);
+  sub->callback([&o, command] { o.command = command; });
+  return sub;
+}
+
+void declare_plan(CLI::App& app, KvplanOptions& o) {
+  add_text(app, "--stats", o.stats, "Statistics of kvcalib", "Input", "FILE");
+  add_text(app, "--sens", o.sens, "Scores of kvsens", "Input", "FILE");
+  add_text(app, "-o,--output", o.output, "Plan to write; constants go to a .safetensors file beside it", "Output", "FILE");
+  add_text(app, "--budget", o.budget, "Effective bits (4.5), bytes for the context (12GiB) or per token (300B/token)", "Budget", "B");
+  add_text(app, "--max-kl", o.max_kl, "Smallest plan whose predicted mean KL stays below this, in nats", "Budget", "X");
+  add_text(app, "--max-ppl-ratio", o.max_ppl_ratio, "Smallest plan whose predicted perplexity ratio stays below this", "Budget", "X");
+  add_text(app, "--profile", o.profile, "accuracy (8.0 to 5.33 bits) or compact (4.0 to 2.67 bits)", "Budget", "NAME");
+  add_text(app, "--uniform", o.uniform, "One pair for every layer: PRESET or KSCHEME:VSCHEME", "Budget", "NAME");
+  add_integer(app, "--context", o.context, 1, kMostTokens, "Tokens of a sequence at which bytes are counted", "Budget");
+  add_integer(app, "--batch", o.batch, 1, 1 << 20, "Sequences at which bytes are counted", "Budget");
+  add_text(app, "--metric", o.metric, "Score to spend; unset: first present of logit_kl fisher_vec lookahead fisher attn_out", "Search", "NAME");
+  add_flag(app, "--window-per-layer", o.window_per_layer, "Let every layer choose among the scored windows", "Search");
+  add_integer(app, "--sinks", o.sinks, -1, kMostTokens, "Exact first tokens of a KSCHEME:VSCHEME pair, -1 = 4; presets bring their own", "Search");
+  add_integer(app, "--window", o.window, -1, kMostTokens, "Exact newest tokens of a KSCHEME:VSCHEME pair, -1 = 128; presets bring their own", "Search");
+  add_integer(app, "--page-tokens", o.page_tokens, 32, 128, "Tokens of a page: 32, 64 or 128", "Search");
+  add_integer(app, "--seed", o.seed, 0, INT64_MAX, "Seed of the random baseline", "Search");
+  add_text(app, "--target", o.target, "Runtime to plan for", "Search", "NAME");
+  add_text(app, "--arch", o.arch, "Device capability to plan for (not offered by this version)", "Search", "sm_NN");
+  add_flag(app, "--dry-run", o.dry_run, "Search and print, but write nothing", "Diagnostics");
+}
+
+}  // namespace
+
+void declare_kvplan(CLI::App& app, KvplanOptions& o) {
+  declare_plan(app, o);
+  app.require_subcommand(0, 1);
+  CLI::App* plan = add_command(app, o, "plan", "Make a plan (what kvplan does without a sub-command)", KvplanOptions::Command::kPlan);
+  plan->fallthrough();
+  add_plan_argument(*add_command(app, o, "show", "One line a layer, and totals", KvplanOptions::Command::kShow), o.plan);
+  CLI::App* explain = add_command(app, o, "explain", "Why a layer is stored as it is", KvplanOptions::Command::kExplain);
+  add_plan_argument(*explain, o.plan);
+  add_integer(*explain, "--layer", o.layer, -1, 1 << 20, "Layer number, -1 = all", "Input");
+  CLI::App* check = add_command(app, o, "check", "Recount a plan and compare it with its model; exit 1 if it does not hold", KvplanOptions::Command::kCheck);
+  add_plan_argument(*check, o.plan);
+  add_text(*check, "--model", o.model, "Model that the plan must be for", "Input", "PATH");
+  add_text(*check, "--stats", o.stats, "Statistics that must be of the same model", "Input", "FILE");
+  CLI::App* diff = add_command(app, o, "diff", "What differs between two plans", KvplanOptions::Command::kDiff);
+  add_plan_argument(*diff, o.plan);
+  diff->add_option("other", o.other_plan, "Plan to compare with")->type_name("PLAN")->group("Input")->required();
+  CLI::App* memory = add_command(app, o, "memory", "Bytes of a plan at several context lengths", KvplanOptions::Command::kMemory);
+  add_plan_argument(*memory, o.plan);
+  memory->add_option("--contexts", o.contexts, "Context lengths, separated by commas")->delimiter(',')->type_name("T,T...")->group("Budget");
+  add_integer(*memory, "--batch", o.batch, 1, 1 << 20, "Sequences", "Budget");
+  CLI::App* list = add_command(app, o, "list", "Presets, scheme strings and the default candidates", KvplanOptions::Command::kList);
+  list->add_option("what", o.what, "presets, candidates or all")->type_name("WHAT")->group("Input");
+  for (const char* name : {"export", "import", "refine"}) {
+    CLI::App* sub = app.add_subcommand(name, "Not offered by this version");
+    sub->allow_extras();
+    // Thrown while parsing: its own options are unknown, but the command is what there is to say.
+    sub->callback([name] {
+      fail(ErrorKind::kUnsupported, std::string("kvplan ") + name,
+           "is not offered by this version; a plan is read by kvsens evaluate and by the runtime library as it is");
+    });
+  }
+}
+
+}  // namespace calib::tools

@@ -1,0 +1,40 @@
+#include "tools/kvplan/plan_text.h"
+
+#include <fmt/format.h>
+
+#include "libcalib/base/utf8.h"
+#include "libcalib/plan/budget.h"
+
+namespace calib::tools {
+
+std::string headline(const plan::Plan& plan) {
+  const plan::Summary& s = plan.summary;
+  std::string text = fmt::format("{} {}, {} layers, {:.3f} effective bits at T={}{}, {}", to_valid_utf8(plan.model.architecture),
+                                 to_valid_utf8(plan.model.name), plan.layers.size(), s.effective_bits, plan.request.context_tokens,
+                                 plan.request.batch > 1 ? fmt::format(" x {}", plan.request.batch) : "", plan::format_bytes(s.bytes));
+  return text + fmt::format(" ({:.2f}x smaller), sinks {}, window {}", s.compression, plan.sink_tokens, plan.window_tokens);
+}
+
+std::string prediction_line(const plan::Plan& plan) {
+  if (!plan.summary.predicted) return "";
+  const plan::Prediction& p = *plan.summary.predicted;
+  const std::string quality = plan.summary.proven ? "proven optimal" : fmt::format("within {:.2e} of the optimum", plan.summary.gap);
+  return fmt::format("predicted {} {:.4e} +- {:.1e}{} ({}{}), {}", p.in_nats ? "mean KL" : "sum", p.score, p.se, p.in_nats ? " nats" : "", p.metric,
+                     p.unfitted ? ", unfitted" : "", quality);
+}
+
+std::string bits_bar(int bits) {
+  std::string bar(static_cast<std::size_t>(bits / 2), '#');
+  if (bits % 2 == 1) bar += '-';
+  bar.resize(8, '.');
+  return bar;
+}
+
+std::string limit_text(const plan::Request& r) {
+  if (!r.uniform.empty()) return "uniform " + r.uniform;
+  if (!r.profile.empty()) return "profile " + r.profile;
+  const bool plain = !r.budget.empty() && r.budget.find_first_not_of("0123456789.") == std::string::npos;
+  return plain ? r.budget + " effective bits" : r.budget;
+}
+
+}  // namespace calib::tools
