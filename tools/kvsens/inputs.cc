@@ -26,19 +26,25 @@ Statistics::Statistics(const std::string& path, const ModelIdentity& model, cons
   if (path.empty()) return;
   reader_ = std::make_unique<artifacts::StatsReader>(path);
   plan::check_same_model(reader_->header().model, path, model, model_name);
-  layers_.resize(reader_->n_layers());
 }
 
 const stats::LayerStats& Statistics::layer(std::size_t i) const {
-  if (layers_.at(i) == nullptr) layers_[i] = std::make_unique<stats::LayerStats>(reader_->layer(i));
-  return *layers_[i];
+  if (layer_ == nullptr || layer_idx_ != i) {
+    layer_.reset();  // before the next one is read: a layer's sketches are large
+    layer_ = std::make_unique<stats::LayerStats>(reader_->layer(i));
+    layer_idx_ = i;
+  }
+  return *layer_;
 }
 
 sens::ParamsProvider Statistics::provider() const {
   return [this](std::size_t layer_idx, Side side, const kvrt::Scheme& scheme, std::int64_t n_sinks) {
     if (!given())
       fail(ErrorKind::kUsage, kvrt::to_string(scheme), "needs calibrated numbers: give --stats with a file made by kvcalib for this model");
-    return quant::fit_params(scheme, side, layer(layer_idx), n_sinks);
+    const auto key = std::make_tuple(layer_idx, side, kvrt::to_string(scheme), n_sinks);
+    auto found = fitted_.find(key);
+    if (found == fitted_.end()) found = fitted_.emplace(key, quant::fit_params(scheme, side, layer(layer_idx), n_sinks)).first;
+    return found->second;
   };
 }
 
@@ -57,6 +63,15 @@ bool same_text(const DataIdentity& a, const DataIdentity& b) {
   return std::any_of(a.files.begin(), a.files.end(), [&](const DataFile& f) {
     return std::any_of(b.files.begin(), b.files.end(), [&](const DataFile& g) { return !f.sha256.empty() && f.sha256 == g.sha256; });
   });
+}
+
+void warn_untested_positions(const ModelIdentity& model, const DataIdentity& data, const LogSink& log) {
+  for (const LayerGeometry& layer : model.layers)
+    if (layer.sliding_window > 0 && data.seq_len <= layer.sliding_window) {
+      log.warning(fmt::format("windows of {} tokens fit into the sliding window of {} tokens (layer {}): late positions are untested", data.seq_len,
+                              layer.sliding_window, layer.index));
+      return;
+    }
 }
 
 void PhaseProgress::update(const std::string& phase, std::int64_t done, std::int64_t total) {

@@ -153,6 +153,7 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   if (*std::max_element(sweep.windows.begin(), sweep.windows.end()) + sweep.n_sinks >= result.seq_len)
     log.warning(fmt::format("windows of {} tokens leave nothing coded in documents of {}: scores hold only the rounding of exact segments",
                             *std::max_element(sweep.windows.begin(), sweep.windows.end()), result.seq_len));
+  warn_untested_positions(in.identity, result.data, log);
   PhaseProgress phases(progress, call, result.data.n_tokens);
   sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, log,
                   [&](const sens::SweepProgress& p) { phases.update(p.phase, p.done, p.total); });
