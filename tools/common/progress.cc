@@ -18,18 +18,6 @@ double monotonic_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// A field of /proc/self/status in bytes; 0 where there is no such file.
-std::int64_t status_bytes(const char* field) {
-  std::FILE* file = std::fopen("/proc/self/status", "r");
-  if (!file) return 0;
-  char line[256];
-  long long kib = 0;
-  while (std::fgets(line, sizeof line, file))
-    if (std::strncmp(line, field, std::strlen(field)) == 0) std::sscanf(line + std::strlen(field), ": %lld", &kib);
-  std::fclose(file);
-  return kib * 1024;
-}
-
 void write_stderr(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
@@ -45,9 +33,6 @@ std::string printable(const std::string& text) {
 }
 
 }  // namespace
-
-std::int64_t peak_memory_bytes() { return status_bytes("VmHWM"); }
-std::int64_t resident_memory_bytes() { return status_bytes("VmRSS"); }
 
 Progress::Progress(int verbosity) : verbosity_(verbosity) {
   const char* term = std::getenv("TERM");
