@@ -32,20 +32,20 @@ bool takes_onednn(const at::Tensor& x) {
 }
 
 /// weight may be a transposed view.
-at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   static const auto op = find_onednn_linear();
-  return op->call(x.contiguous(), weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
+  return op->call(x.contiguous(), weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
 struct DifferentiableLinear : torch::autograd::Function<DifferentiableLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias) {
+                            const std::optional<at::Tensor>& bias) {
     context->saved_data["weight"] = weight;
     return onednn_linear(x, weight, bias);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradient) {
     const at::Tensor weight = context->saved_data["weight"].toTensor();
-    return {onednn_linear(gradient[0], weight.t(), {}), at::Tensor(), at::Tensor()};
+    return {onednn_linear(gradient[0], weight.t(), std::nullopt), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -53,8 +53,9 @@ struct DifferentiableLinear : torch::autograd::Function<DifferentiableLinear> {
 
 at::Tensor linear_map(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!takes_onednn(x)) return at::linear(x, weight, bias);
-  if (c10::GradMode::is_enabled() && x.requires_grad()) return DifferentiableLinear::apply(x, weight, bias);
-  return onednn_linear(x, weight, bias);
+  const std::optional<at::Tensor> given = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  if (c10::GradMode::is_enabled() && x.requires_grad()) return DifferentiableLinear::apply(x, weight, given);
+  return onednn_linear(x, weight, given);
 }
 
 }  // namespace calib::model
