@@ -52,9 +52,9 @@ void Progress::update(const std::string& label, std::int64_t done, std::int64_t 
   const double now = monotonic_seconds();
   if (terminal_ && done < total && now - last_update_ < 0.1) return;
   last_update_ = now;
-  const std::string text = fmt::format("{}  {:3.0f} %  {:.0f} tokens/s  {} left  peak {}", label,
-                                       total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0,
-                                       units_per_second, format_duration(seconds_left),
+  const std::string speed = units_per_second > 0 ? fmt::format("  {:.0f} tokens/s  {} left", units_per_second, format_duration(seconds_left)) : "";
+  const std::string text = fmt::format("{}  {:3.0f} %{}  peak {}", label,
+                                       total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0, speed,
                                        format_bytes(static_cast<double>(peak_memory_bytes())));
   write_stderr(terminal_ ? "\r\x1b[K" + text : text + "\n");
   line_open_ = terminal_;
