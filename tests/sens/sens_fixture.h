@@ -49,7 +49,7 @@ struct Grid {
 };
 
 inline SensResult sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const Grid& grid, SweepOptions options) {
-  ThreadPool pool(2);
+  ThreadPool pool(1);
   SensResult result;
   result.model = model.identity();
   result.n_sinks = options.n_sinks;

@@ -121,7 +121,9 @@ int run_grid(const GridOptions& options, const Invocation& call) {
     result.calibration_data = statistics.header().data;
     result.provenance.parents.emplace_back("stats", sha256_of_file(options.stats));
   }
-  sens::lay_out_grid(candidates, layers, &result, log);
+  LogSink shown = log;  // what drops out of the grid is said, also without -v
+  shown.note = [&](const std::string& text) { progress.say(text); };
+  sens::lay_out_grid(candidates, layers, &result, shown);
   const sens::ParamsProvider provider = statistics.provider();
 
   if (options.run.dry_run) {
