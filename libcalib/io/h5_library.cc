@@ -55,6 +55,8 @@ H5Handle h5_file_access(bool newest_format) {
   H5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   // The 1.10 format has checksums on its metadata and needs no index for small arrays.
   if (newest_format) H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+  // Written front to back: what is closed is not needed again, and the cache must not grow with the number of layers.
+  if (newest_format) H5Pset_evict_on_close(access.get(), true);
   H5Pset_file_locking(access.get(), !locking_is_off(), locking_setting() == "BEST_EFFORT");
   return access;
 }

@@ -124,21 +124,24 @@ double QuantileSketch::midpoint(int octave, std::uint32_t sub_bucket) const {
 double QuantileSketch::quantile(double p) const {
   if (count_ == 0) return 0.0;
   std::uint64_t left = rank_of(p, count_);
-  const std::vector<Octave> all = octaves();
   // Ascending order of x: negative octaves from the largest magnitude down, zeros, positive octaves up.
-  for (auto it = all.rbegin(); it != all.rend() && it->octave >= kNegative; ++it)
-    for (std::uint32_t i = counters_per_octave(); i-- > 0;) {
-      if (left <= it->counts[i]) return midpoint(it->octave, i);
-      left -= it->counts[i];
+  for (int octave = kOctaves - 1; octave >= kNegative + kMinExponent; --octave) {
+    const std::int16_t block = block_of_octave_[static_cast<std::size_t>(octave)];
+    for (std::uint32_t i = counters_per_octave(); block > 0 && i-- > 0;) {
+      const std::uint32_t here = counters_[(static_cast<std::size_t>(block) << mantissa_bits_) + i];
+      if (left <= here) return midpoint(octave, i);
+      left -= here;
     }
+  }
   const std::uint64_t n_zeros = zeros();
   if (left <= n_zeros) return 0.0;
   left -= n_zeros;
-  for (const Octave& octave : all) {
-    if (octave.octave >= kNegative) break;
-    for (std::uint32_t i = 0; i < counters_per_octave(); ++i) {
-      if (left <= octave.counts[i]) return midpoint(octave.octave, i);
-      left -= octave.counts[i];
+  for (int octave = kMinExponent; octave < kNegative; ++octave) {
+    const std::int16_t block = block_of_octave_[static_cast<std::size_t>(octave)];
+    for (std::uint32_t i = 0; block > 0 && i < counters_per_octave(); ++i) {
+      const std::uint32_t here = counters_[(static_cast<std::size_t>(block) << mantissa_bits_) + i];
+      if (left <= here) return midpoint(octave, i);
+      left -= here;
     }
   }
   fail(ErrorKind::kInternal, "quantile sketch", "rank {} lies past {} counted values", rank_of(p, count_), count_);

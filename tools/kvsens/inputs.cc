@@ -89,8 +89,9 @@ void PhaseProgress::update(const std::string& phase, std::int64_t done, std::int
   last_ = call_.seconds();
   const double seconds = std::max(last_ - started_, 1e-9), share = static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(1, total));
   const std::int64_t tenth = 10 * done / std::max<std::int64_t>(1, total);
-  progress_.update(phase, done, total, static_cast<double>(n_tokens_) * share / seconds, share > 0 ? seconds * (1 - share) / share : 0.0,
-                   tenth != last_tenth_);
+  // The first report of a phase may come before any of its work is done; it has no rate yet.
+  const double rate = seconds < 0.05 ? 0.0 : static_cast<double>(n_tokens_) * share / seconds;
+  progress_.update(phase, done, total, rate, share > 0 ? seconds * (1 - share) / share : 0.0, tenth != last_tenth_);
   last_tenth_ = tenth;
 }
 
