@@ -105,6 +105,25 @@ TEST(Evaluate, EffectiveBitsCountWhatTheRuntimeAllocates) {
   EXPECT_GE(*c.header.effective_bits_2048, 16);
 }
 
+// SN-07: the scales that a plan stores are the scales that are measured.
+TEST(Evaluate, StoredScalesAreApplied) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const ParamsProvider wide = [](std::size_t, Side, const kvrt::Scheme&, std::int64_t) {
+    quant::SchemeParams p;
+    p.clip_lo = {-16};
+    p.clip_hi = {16};
+    return p;
+  };
+  const auto contender = [&] { return uniform_contender("fp8e4m3.tensor:fp8e4m3.tensor", m.model.identity(), {4, 16}, wide); };
+  Contender saturating = contender(), one_unit = contender();
+  for (LayerChange& layer : saturating.layers) layer.k->params.clip_hi = layer.v->params.clip_hi = {0.25};
+  one_unit.layers[1].k->params.clip_hi = {0.25};
+  const EvalResult r = evaluate_all(m.model, random_documents(2, 70, 256), {}, false, {contender(), contender(), one_unit, saturating});
+  EXPECT_EQ(r.contenders[0].total.kld.mean, r.contenders[1].total.kld.mean);
+  EXPECT_GT(r.contenders[2].total.kld.mean, 2 * r.contenders[0].total.kld.mean);
+  EXPECT_GT(r.contenders[3].total.kld.mean, r.contenders[2].total.kld.mean);
+}
+
 TEST(Evaluate, RefusesShortTextsAndUncalibratedSchemes) {
   OpenModel m(test::make_tiny_model("m-llama"));
   test::expect_error([&] { evaluate_all(m.model, random_documents(2, 5, 256), {"int4.token.g:int4.token.g"}); }, ErrorKind::kInfeasible, {"4"});
