@@ -32,9 +32,9 @@ class DecoderBlock final : public Block {
     const std::int64_t n = x.size(0), d = geometry_.head_dim;
     const at::Tensor normed = rms_norm(x, w_.attention_norm, rms_epsilon_);
     Projected out;
-    out.q_pre = at::linear(normed, w_.q, w_.q_bias).view({n, geometry_.n_q_heads, d});
-    out.k_pre = at::linear(normed, w_.k, w_.k_bias).view({n, geometry_.n_kv_heads, d});
-    out.v = at::linear(normed, w_.v, w_.v_bias).view({n, geometry_.n_kv_heads, d});
+    out.q_pre = linear_map(normed, w_.q, w_.q_bias).view({n, geometry_.n_q_heads, d});
+    out.k_pre = linear_map(normed, w_.k, w_.k_bias).view({n, geometry_.n_kv_heads, d});
+    out.v = linear_map(normed, w_.v, w_.v_bias).view({n, geometry_.n_kv_heads, d});
     if (w_.q_norm.defined()) {
       out.q_pre = rms_norm(out.q_pre, w_.q_norm, rms_epsilon_);
       out.k_pre = rms_norm(out.k_pre, w_.k_norm, rms_epsilon_);
@@ -62,20 +62,20 @@ class DecoderBlock final : public Block {
   }
 
   at::Tensor finish(const at::Tensor& x, const at::Tensor& o) const override {
-    at::Tensor h = at::linear(o, w_.o, w_.o_bias);
+    at::Tensor h = linear_map(o, w_.o, w_.o_bias);
     if (c10::GradMode::is_enabled()) {
       h = x + h;
       const at::Tensor normed = rms_norm(h, w_.mlp_norm, rms_epsilon_);
-      const at::Tensor gated = at::silu(at::linear(normed, w_.gate, w_.gate_bias)) * at::linear(normed, w_.up, w_.up_bias);
-      return h + at::linear(gated, w_.down, w_.down_bias);
+      const at::Tensor gated = at::silu(linear_map(normed, w_.gate, w_.gate_bias)) * linear_map(normed, w_.up, w_.up_bias);
+      return h + linear_map(gated, w_.down, w_.down_bias);
     }
     // In place where no gradient is kept: the widest activations are read and written once less.
     h.add_(x);
     const at::Tensor normed = rms_norm(h, w_.mlp_norm, rms_epsilon_);
-    at::Tensor gated = at::linear(normed, w_.gate, w_.gate_bias);
+    at::Tensor gated = linear_map(normed, w_.gate, w_.gate_bias);
     at::silu_(gated);
-    gated.mul_(at::linear(normed, w_.up, w_.up_bias));
-    h.add_(at::linear(gated, w_.down, w_.down_bias));
+    gated.mul_(linear_map(normed, w_.up, w_.up_bias));
+    h.add_(linear_map(gated, w_.down, w_.down_bias));
     return h;
   }
 
@@ -144,7 +144,7 @@ class NormedHead final : public Head {
   NormedHead(at::Tensor norm, at::Tensor weight, double rms_epsilon)
       : norm_(std::move(norm)), weight_(std::move(weight)), rms_epsilon_(rms_epsilon) {}
   at::Tensor logits(const at::Tensor& h) const override {
-    return at::linear(rms_norm(h, norm_, rms_epsilon_), weight_).to(at::kFloat);
+    return linear_map(rms_norm(h, norm_, rms_epsilon_), weight_).to(at::kFloat);
   }
   std::int64_t vocab_size() const override { return weight_.size(0); }
 

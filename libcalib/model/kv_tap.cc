@@ -22,6 +22,13 @@ class Stopwatch {
   Clock::time_point start_;
 };
 
+/// True if more than half of |h| lie below `bound`; a counting pass that vectorises, where a median would sort.
+bool median_is_below(const float* h, std::int64_t n, float bound) {
+  std::int64_t below = 0;
+  for (std::int64_t c = 0; c < n; ++c) below += std::fabs(h[c]) < bound ? 1 : 0;
+  return 2 * below > n;
+}
+
 float median_of_abs(const float* h, std::int64_t n, std::vector<float>& scratch) {
   scratch.resize(static_cast<std::size_t>(n));
   std::transform(h, h + n, scratch.begin(), [](float x) { return std::fabs(x); });
@@ -53,8 +60,9 @@ void KvTap::find_massive(const LayerCapture& capture) {
   std::vector<float> scratch;
   const std::int64_t n_tokens = capture.tensors.n_tokens, c = capture.hidden_size;
   for (std::int64_t t = 0; t < n_tokens; ++t) {
-    if (capture.hidden_absmax[t] <= kMassiveValue) continue;  // the median costs a pass; almost no token needs it
+    if (capture.hidden_absmax[t] <= kMassiveValue) continue;
     const float* h = capture.hidden + t * c;
+    if (!median_is_below(h, c, capture.hidden_absmax[t] / static_cast<float>(kMassiveRatio) * 1.001f)) continue;
     const double median = median_of_abs(h, c, scratch);
     if (static_cast<double>(capture.hidden_absmax[t]) <= kMassiveRatio * median) continue;
     MassiveToken token;

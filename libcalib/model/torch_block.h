@@ -73,6 +73,10 @@ std::unique_ptr<Block> make_block(const LayerGeometry& geometry, BlockWeights we
 /// weight: [V, C]; norm: [C].
 std::unique_ptr<Head> make_head(at::Tensor norm, at::Tensor weight, double rms_epsilon);
 
+/// x W^T + b on the fastest product that this machine has. x: [n, in], weight: [out, in] (may be a transposed view), bias:
+/// [out] or undefined -> [n, out]. Differentiable in x alone.
+at::Tensor linear_map(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
 /// Compute device and dtype of resolved names ("cpu", "cuda:0"; "fp32", "bf16").
 at::TensorOptions tensor_options(const std::string& device, const std::string& dtype);
 

@@ -15,8 +15,9 @@ constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
 std::string unit_name(const sens::UnitId& unit) { return fmt::format("layer {} {}", unit.layer, side_name(unit.side)); }
 
 std::string choose_metric(const sens::SensResult& sens, const std::string& asked) {
-  std::string present;
-  for (const auto& [name, table] : sens.scores) present += (present.empty() ? "" : ", ") + name;
+  std::vector<std::string> names;
+  for (const auto& entry : sens.scores) names.push_back(entry.first);
+  const std::string present = fmt::format("{}", fmt::join(names, ", "));
   if (!asked.empty()) {
     if (asked == "attn_kl")
       fail(ErrorKind::kUsage, "--metric attn_kl", "it is 0 for every V unit, so it cannot rank them; use fisher_vec or another of: {}", present);

@@ -45,7 +45,7 @@ std::vector<Reason> evidence_reasons(const kvrt::Scheme& scheme, Side side, cons
                      fmt::format("{} channel outlier ratio {:.1f} {} {:.0f}{}: {}", name, outlier, outlier > kOutlierRatio ? ">" : "<=",
                                  kOutlierRatio, frame, outlier > kOutlierRatio ? remedy : "no channel stands out"),
                      {{"ratio", outlier}, {"threshold", kOutlierRatio}}});
-  std::string handled = scheme.center ? "subtracted" : channel ? "absorbed by the channels' minima" : "coded";
+  std::string handled = scheme.center ? "subtracted" : channel ? "absorbed by the channels' minima" : "part of every range";
   reasons.push_back({"mean_ratio",
                      fmt::format("{} mean is {:.2f} of the deviation{}: {}", name, mean, frame, mean > kMeanRatio ? handled : "small"),
                      {{"ratio", mean}, {"threshold", kMeanRatio}}});

@@ -11,7 +11,6 @@
 namespace calib::sens {
 namespace {
 
-constexpr std::int64_t kQueryTile = 128;
 
 // First index whose cumulative probability exceeds u.
 std::int64_t sample_index(const float* p, std::int64_t n, double u) {
@@ -95,7 +94,7 @@ AttentionGradients BlockGraph::backward(std::vector<at::Tensor>& d_y, const std:
     d_y[r] = d[0];
     d_o[r] = d[1].to(at::kFloat);
   }
-  const AttentionShape shape{block_.geometry().softmax_scale, block_.geometry().sliding_window, kQueryTile};
+  const AttentionShape shape{block_.geometry().softmax_scale, block_.geometry().sliding_window};
   AttentionGradients g = attention_backward(attention_.q_post, attention_.k_post, attention_.v, at::stack(d_o, 1), shape, k_classes, v_classes);
   for (std::size_t r = 0; r < draws; ++r) {
     const auto index = static_cast<std::int64_t>(r);

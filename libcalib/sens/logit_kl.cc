@@ -10,7 +10,6 @@ namespace calib::sens {
 namespace {
 
 constexpr std::uint64_t kBootstrapSeed = 20240607;
-constexpr std::int64_t kQueryTile = 128;
 
 /// One isolated change of one layer.
 struct Isolated {

@@ -44,7 +44,7 @@ class Sweep {
     const bool forward_scores = settings_.attn_kl || settings_.attn_out, logit_kl = wants(options_, "logit_kl");
     const std::int64_t n_slots = settings_.fisher || logit_kl ? n_layers + 1 : 1;
     DocumentStates states(documents_, n_slots, hidden, options, options_.hidden_memory_bytes);
-    walk_forward(states, n_slots > 1, forward_scores && !settings_.fisher);
+    walk_forward(states, n_slots > 1, forward_scores && !settings_.fisher, logit_kl);
     if (settings_.fisher) {
       DocumentStates gradients(documents_, options_.n_draws, hidden, options, options_.hidden_memory_bytes);
       seed_gradients(states, gradients);
@@ -77,7 +77,8 @@ class Sweep {
     return LayerScorer(block, unit_candidates(*result_, key_unit, params_), unit_candidates(*result_, value_unit, params_), settings_, pool_);
   }
 
-  void walk_forward(DocumentStates& states, bool keep_all, bool score) {
+  // `tiled`: attention in the tiles of run_block(), so that logit KL meets no other rounding than its own.
+  void walk_forward(DocumentStates& states, bool keep_all, bool score, bool tiled) {
     const c10::NoGradGuard no_grad;
     const auto embedding = model_.load_embedding();
     for (std::size_t d = 0; d < documents_.size(); ++d) states.put(0, d, embedding->lookup(documents_[d].ids));
@@ -89,11 +90,15 @@ class Sweep {
       if (score && units_of(l, &key_unit, &value_unit)) scorer = std::make_unique<LayerScorer>(make_scorer(*block, key_unit, value_unit));
       for (std::size_t d = 0; d < documents_.size(); ++d) {
         const at::Tensor x = states.get(keep_all ? l : 0, d);
-        const model::Projected p = block->project(x);
-        const at::Tensor q = block->rotate(p.q_pre), k = block->rotate(p.k_pre);
-        if (scorer)
-          scorer->add_document(static_cast<std::int32_t>(d), {q.to(at::kFloat), p.k_pre.to(at::kFloat), k.to(at::kFloat), p.v.to(at::kFloat)}, nullptr);
-        const at::Tensor y = block->finish(x, block->attend(q, k, p.v));
+        at::Tensor y;
+        if (tiled) y = run_block(*block, x, nullptr, kQueryTile, pool_);
+        if (scorer || !tiled) {
+          const model::Projected p = block->project(x);
+          const at::Tensor q = block->rotate(p.q_pre), k = block->rotate(p.k_pre);
+          if (scorer)
+            scorer->add_document(static_cast<std::int32_t>(d), {q.to(at::kFloat), p.k_pre.to(at::kFloat), k.to(at::kFloat), p.v.to(at::kFloat)}, nullptr);
+          if (!tiled) y = block->finish(x, block->attend(q, k, p.v));
+        }
         check_finite(y, l, d);
         states.put(keep_all ? l + 1 : 0, d, y);
         report("forward", l * static_cast<std::int64_t>(documents_.size()) + static_cast<std::int64_t>(d) + 1, n_layers * static_cast<std::int64_t>(documents_.size()));

@@ -28,7 +28,11 @@ void refuse_other_encodings(std::string_view bytes, const std::string& name) {
                          : starts("\xFE\xFF")                          ? "UTF-16 BE"
                                                                        : nullptr;
   if (encoding) fail(ErrorKind::kFormat, name, "is {}, expected UTF-8; convert it first (iconv -f {} -t UTF-8)", encoding, std::string_view(encoding).substr(0, 6));
-  if (const std::string foreign = describe_foreign_content(bytes.substr(0, 512)); !foreign.empty())
+  // Text may begin with the letters GGUF; a binary file also has control bytes near its start.
+  const std::string_view start = bytes.substr(0, 512);
+  const bool binary = std::any_of(start.begin(), start.end(), [](char c) { return static_cast<unsigned char>(c) < '\t'; });
+  const std::string foreign = describe_foreign_content(start);
+  if (!foreign.empty() && (binary || foreign.starts_with("Git LFS") || foreign == "HTML page"))
     fail(ErrorKind::kFormat, name, "expected text, found: {}", foreign);
   // Single NULs are characters like others; one in ten bytes is no text in UTF-8.
   const std::string_view head = bytes.substr(0, 4096);

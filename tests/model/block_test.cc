@@ -1,4 +1,5 @@
 #include <cmath>
+#include <tuple>
 
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
@@ -125,6 +126,22 @@ TEST(Block, PathsWithAndWithoutGradientsAgree) {
   }
   const at::Tensor kept = b->finish(x, o);
   EXPECT_LT(at::max(at::abs(kept - in_place)).item<double>(), 1e-6);
+}
+
+TEST(Linear, EqualsTheProductAndItsGradient) {
+  for (const auto& [n, in, out] : {std::tuple{1, 8, 3}, std::tuple{40, 48, 64}, std::tuple{257, 64, 260}}) {
+    const at::Tensor w = random({out, in}, 61), bias = random({out}, 62), g = random({n, out}, 63);
+    at::Tensor x = random({n + 1, in}, 64).slice(0, 1);  // a view that starts inside its storage
+    const at::Tensor expected = at::matmul(x.to(at::kDouble), w.t().to(at::kDouble)) + bias.to(at::kDouble);
+    // fp32 dot product of `in` terms near 1: in * 2^-24 * a few standard deviations.
+    const double tolerance = 8.0 * in * 0x1p-24;
+    EXPECT_LT(at::max(at::abs(linear_map(x, w, bias).to(at::kDouble) - expected)).item<double>(), tolerance * 4);
+    x.set_requires_grad(true);
+    const at::Tensor y = linear_map(x, w, bias);
+    ASSERT_TRUE(y.requires_grad());
+    const at::Tensor dx = torch::autograd::grad({(y * g).sum()}, {x})[0];
+    EXPECT_LT(at::max(at::abs(dx.to(at::kDouble) - at::matmul(g.to(at::kDouble), w.to(at::kDouble)))).item<double>(), 8.0 * out * 0x1p-24 * 4);
+  }
 }
 
 TEST(Block, GradientsMatchFiniteDifferences) {

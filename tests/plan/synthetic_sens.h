@@ -69,6 +69,8 @@ sens::SensResult synthetic_sens(const ModelIdentity& model, const std::vector<st
               {"clip_hi", {layer.n_kv_heads}, std::vector<float>(static_cast<std::size_t>(layer.n_kv_heads), 3.5f)}};
       }
     }
+  table.p99 = table.max = table.worst_decile = table.by_bucket = table.mean;
+  sens.n_buckets = 1;
   return sens;
 }
 

@@ -21,7 +21,7 @@ EvalResult evaluate_all(const model::StreamingModel& model, const std::vector<te
   for (const std::string& name : names) contenders.push_back(uniform_contender(name, model.identity(), {4, 16}, no_params()));
   EvaluateOptions options;
   options.second_half = second_half;
-  ThreadPool pool(2);
+  ThreadPool pool(1);
   EvalResult result;
   result.model = model.identity();
   evaluate(model, documents, contenders, options, pool, &result);

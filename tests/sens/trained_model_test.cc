@@ -17,7 +17,7 @@ using test_fixture::OpenModel;
 using test_fixture::score;
 using test_fixture::sweep;
 
-constexpr std::size_t kSequences = 8, kLength = 200;
+constexpr std::size_t kSequences = 8, kLength = 168;
 
 /// Sequences sampled from the model itself at temperature 1, token 1 first.
 std::vector<text::Document> sampled_sequences(const model::StreamingModel& model) {
@@ -36,10 +36,12 @@ std::vector<text::Document> sampled_sequences(const model::StreamingModel& model
         const model::Projected p = block->project(x);
         x = block->finish(x, block->attend(block->rotate(p.q_pre), block->rotate(p.k_pre), p.v));
       }
-      const at::Tensor cumulative = at::cumsum(at::softmax(head->logits(x.slice(0, x.size(0) - 1)).to(at::kDouble), -1), -1)[0];
+      const at::Tensor p = at::softmax(head->logits(x.slice(0, x.size(0) - 1)).to(at::kDouble), -1).contiguous();
+      const double* p_data = p.data_ptr<double>();
+      double cumulative = p_data[0];
       const double u = rng.uniform();
       text::TokenId id = 0;
-      while (id + 1 < head->vocab_size() && cumulative[id].item<double>() <= u) ++id;
+      while (id + 1 < head->vocab_size() && cumulative <= u) cumulative += p_data[++id];
       out[s].ids.push_back(id);
     }
   }

@@ -76,6 +76,8 @@ TEST(SourceText, OtherEncodings) {  // TX-03
 TEST(SourceText, FilesThatAreNoText) {
   EXPECT_THAT(error_text(ErrorKind::kFormat, [] { read("version https://git-lfs.github.com/spec/v1\nsize 12\n"); }), HasSubstr("Git LFS pointer"));
   EXPECT_THAT(error_text(ErrorKind::kFormat, [] { read(std::string("\x1f\x8b\x08\x00", 4)); }), HasSubstr("gzip"));
+  EXPECT_THAT(error_text(ErrorKind::kFormat, [] { read(std::string("GGUF\3\0\0\0", 8)); }), HasSubstr("GGUF"));
+  EXPECT_EQ(read("GGUF is a container.").text, "GGUF is a container.");
   const TempFolder folder;
   EXPECT_THAT(error_text(ErrorKind::kNotFound, [&] { SourceText(folder.file("absent.txt"), {}); }), HasSubstr("absent.txt"));
   EXPECT_THAT(error_text(ErrorKind::kIo, [&] { SourceText(folder.path(), {}); }), HasSubstr("folder"));

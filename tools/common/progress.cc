@@ -18,18 +18,6 @@ double monotonic_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// A field of /proc/self/status in bytes; 0 where there is no such file.
-std::int64_t status_bytes(const char* field) {
-  std::FILE* file = std::fopen("/proc/self/status", "r");
-  if (!file) return 0;
-  char line[256];
-  long long kib = 0;
-  while (std::fgets(line, sizeof line, file))
-    if (std::strncmp(line, field, std::strlen(field)) == 0) std::sscanf(line + std::strlen(field), ": %lld", &kib);
-  std::fclose(file);
-  return kib * 1024;
-}
-
 void write_stderr(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
@@ -45,9 +33,6 @@ std::string printable(const std::string& text) {
 }
 
 }  // namespace
-
-std::int64_t peak_memory_bytes() { return status_bytes("VmHWM"); }
-std::int64_t resident_memory_bytes() { return status_bytes("VmRSS"); }
 
 Progress::Progress(int verbosity) : verbosity_(verbosity) {
   const char* term = std::getenv("TERM");
@@ -67,9 +52,9 @@ void Progress::update(const std::string& label, std::int64_t done, std::int64_t 
   const double now = monotonic_seconds();
   if (terminal_ && done < total && now - last_update_ < 0.1) return;
   last_update_ = now;
-  const std::string text = fmt::format("{}  {:3.0f} %  {:.0f} tokens/s  {} left  peak {}", label,
-                                       total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0,
-                                       units_per_second, format_duration(seconds_left),
+  const std::string speed = units_per_second > 0 ? fmt::format("  {:.0f} tokens/s  {} left", units_per_second, format_duration(seconds_left)) : "";
+  const std::string text = fmt::format("{}  {:3.0f} %{}  peak {}", label,
+                                       total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0, speed,
                                        format_bytes(static_cast<double>(peak_memory_bytes())));
   write_stderr(terminal_ ? "\r\x1b[K" + text : text + "\n");
   line_open_ = terminal_;

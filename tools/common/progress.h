@@ -5,13 +5,9 @@
 #include <string>
 
 #include "libcalib/base/error.h"
+#include "tools/common/process_memory.h"
 
 namespace calib::tools {
-
-/// Highest resident memory of this process so far, bytes.
-std::int64_t peak_memory_bytes();
-/// Resident now, bytes.
-std::int64_t resident_memory_bytes();
 
 /// Not thread-safe: one instance, one thread.
 class Progress {

@@ -15,6 +15,7 @@
 #include "libcalib/model/kv_tap.h"
 #include "libcalib/model/streaming_runner.h"
 #include "tools/common/option_values.h"
+#include "tools/common/process_memory.h"
 #include "tools/common/progress.h"
 
 namespace calib::tools {
@@ -236,6 +237,7 @@ class Run {
 
 int run_kvcalib(const KvcalibOptions& options, const Invocation& call) {
   check_kvcalib(options);
+  keep_freed_memory();
   return Run(options, call).run();
 }
 

@@ -183,9 +183,8 @@ int run_kvplan(const KvplanOptions& o, const Invocation& call) {
     case KvplanOptions::Command::kDiff: return run_diff(o, call, progress);
     case KvplanOptions::Command::kMemory: return run_memory(o, call, progress);
     case KvplanOptions::Command::kList: return run_list(o, call, progress);
-    case KvplanOptions::Command::kNotOffered: break;
   }
-  fail(ErrorKind::kUnsupported, "kvplan " + o.not_offered, "is not offered by this version; a plan is read by kvsens evaluate and by the runtime library as it is");
+  CALIB_CHECK(false);
 }
 
 }  // namespace calib::tools

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "libcalib/base/error.h"
 #include "tools/common/option_values.h"
 
 namespace calib::tools {
@@ -68,9 +69,10 @@ void declare_kvplan(CLI::App& app, KvplanOptions& o) {
   for (const char* name : {"export", "import", "refine"}) {
     CLI::App* sub = app.add_subcommand(name, "Not offered by this version");
     sub->allow_extras();
-    sub->callback([&o, name] {
-      o.command = KvplanOptions::Command::kNotOffered;
-      o.not_offered = name;
+    // Thrown while parsing: its own options are unknown, but the command is what there is to say.
+    sub->callback([name] {
+      fail(ErrorKind::kUnsupported, std::string("kvplan ") + name,
+           "is not offered by this version; a plan is read by kvsens evaluate and by the runtime library as it is");
     });
   }
 }

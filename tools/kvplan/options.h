@@ -12,9 +12,8 @@ class App;
 namespace calib::tools {
 
 struct KvplanOptions {
-  enum class Command { kPlan, kShow, kExplain, kCheck, kDiff, kMemory, kList, kNotOffered };
+  enum class Command { kPlan, kShow, kExplain, kCheck, kDiff, kMemory, kList };
   Command command = Command::kPlan;
-  std::string not_offered;  ///< name of a sub-command that this version refuses
 
   // plan
   std::string stats, sens, output = "plan.json";

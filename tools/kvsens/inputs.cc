@@ -26,19 +26,25 @@ Statistics::Statistics(const std::string& path, const ModelIdentity& model, cons
   if (path.empty()) return;
   reader_ = std::make_unique<artifacts::StatsReader>(path);
   plan::check_same_model(reader_->header().model, path, model, model_name);
-  layers_.resize(reader_->n_layers());
 }
 
 const stats::LayerStats& Statistics::layer(std::size_t i) const {
-  if (layers_.at(i) == nullptr) layers_[i] = std::make_unique<stats::LayerStats>(reader_->layer(i));
-  return *layers_[i];
+  if (layer_ == nullptr || layer_idx_ != i) {
+    layer_.reset();  // before the next one is read: a layer's sketches are large
+    layer_ = std::make_unique<stats::LayerStats>(reader_->layer(i));
+    layer_idx_ = i;
+  }
+  return *layer_;
 }
 
 sens::ParamsProvider Statistics::provider() const {
   return [this](std::size_t layer_idx, Side side, const kvrt::Scheme& scheme, std::int64_t n_sinks) {
     if (!given())
       fail(ErrorKind::kUsage, kvrt::to_string(scheme), "needs calibrated numbers: give --stats with a file made by kvcalib for this model");
-    return quant::fit_params(scheme, side, layer(layer_idx), n_sinks);
+    const auto key = std::make_tuple(layer_idx, side, kvrt::to_string(scheme), n_sinks);
+    auto found = fitted_.find(key);
+    if (found == fitted_.end()) found = fitted_.emplace(key, quant::fit_params(scheme, side, layer(layer_idx), n_sinks)).first;
+    return found->second;
   };
 }
 
@@ -59,6 +65,15 @@ bool same_text(const DataIdentity& a, const DataIdentity& b) {
   });
 }
 
+void warn_untested_positions(const ModelIdentity& model, const DataIdentity& data, const LogSink& log) {
+  for (const LayerGeometry& layer : model.layers)
+    if (layer.sliding_window > 0 && data.seq_len <= layer.sliding_window) {
+      log.warning(fmt::format("windows of {} tokens fit into the sliding window of {} tokens (layer {}): late positions are untested", data.seq_len,
+                              layer.sliding_window, layer.index));
+      return;
+    }
+}
+
 void PhaseProgress::update(const std::string& phase, std::int64_t done, std::int64_t total) {
   throw_if_interrupted();
   if (phase != phase_) {
@@ -69,8 +84,9 @@ void PhaseProgress::update(const std::string& phase, std::int64_t done, std::int
   last_ = call_.seconds();
   const double seconds = std::max(last_ - started_, 1e-9), share = static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(1, total));
   const std::int64_t tenth = 10 * done / std::max<std::int64_t>(1, total);
-  progress_.update(phase, done, total, static_cast<double>(n_tokens_) * share / seconds, share > 0 ? seconds * (1 - share) / share : 0.0,
-                   tenth != last_tenth_);
+  // The first report of a phase may come before any of its work is done; it has no rate yet.
+  const double rate = seconds < 0.05 ? 0.0 : static_cast<double>(n_tokens_) * share / seconds;
+  progress_.update(phase, done, total, rate, share > 0 ? seconds * (1 - share) / share : 0.0, tenth != last_tenth_);
   last_tenth_ = tenth;
 }
 

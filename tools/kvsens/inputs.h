@@ -1,9 +1,11 @@
 #pragma once
 // What both commands of kvsens open: the model, its text, the statistics, and the checks that they belong together.
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "libcalib/artifacts/stats_file.h"
@@ -25,7 +27,7 @@ struct Inputs {
 /// Opens model, tokenizer and text. Throws as they do.
 Inputs open_inputs(const RunOptions& options, const Invocation& call, const LogSink& log);
 
-/// Statistics of the same model; layers are read once, when first needed.
+/// Statistics of the same model. One layer is in memory at a time; what was fitted from it is kept.
 class Statistics {
  public:
   /// `path` empty: no statistics, every need is kUsage naming the scheme. Throws kMismatch if they are another model's.
@@ -38,7 +40,9 @@ class Statistics {
  private:
   const stats::LayerStats& layer(std::size_t i) const;
   std::unique_ptr<artifacts::StatsReader> reader_;
-  mutable std::vector<std::unique_ptr<stats::LayerStats>> layers_;
+  mutable std::unique_ptr<stats::LayerStats> layer_;
+  mutable std::size_t layer_idx_ = 0;
+  mutable std::map<std::tuple<std::size_t, Side, std::string, std::int64_t>, quant::SchemeParams> fitted_;
 };
 
 /// A path that cannot be written is found before the model runs.
@@ -46,6 +50,9 @@ void check_output(const std::string& path);
 
 /// True if both were cut from at least one common file, or hold the same documents.
 bool same_text(const DataIdentity& a, const DataIdentity& b);
+
+/// Warns where no row of the text lies past a border that layers have, so that what happens there stays unmeasured.
+void warn_untested_positions(const ModelIdentity& model, const DataIdentity& data, const LogSink& log);
 
 /// Feeds a Progress from (phase, done, total), with milestones every tenth of a phase, and lets the user interrupt.
 class PhaseProgress {

@@ -137,6 +137,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
     if (c.header.kind == "plan") result.provenance.parents.emplace_back("plan", c.header.plan_sha256);
   progress.say(fmt::format("{}: {} documents, {} tokens, {} contenders beside reference, noise floor and negative control", in.identity.name,
                            in.corpus.documents.size(), result.data.n_tokens, contenders.size()));
+  warn_untested_positions(in.identity, result.data, log);
   ThreadPool pool(call.n_threads());
   PhaseProgress phases(progress, call, result.data.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
   sens::evaluate(*in.model, in.corpus.documents, contenders, settings, pool, &result, log,

@@ -121,7 +121,9 @@ int run_grid(const GridOptions& options, const Invocation& call) {
     result.calibration_data = statistics.header().data;
     result.provenance.parents.emplace_back("stats", sha256_of_file(options.stats));
   }
-  sens::lay_out_grid(candidates, layers, &result, log);
+  LogSink shown = log;  // what drops out of the grid is said, also without -v
+  shown.note = [&](const std::string& text) { progress.say(text); };
+  sens::lay_out_grid(candidates, layers, &result, shown);
   const sens::ParamsProvider provider = statistics.provider();
 
   if (options.run.dry_run) {
@@ -153,6 +155,7 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   if (*std::max_element(sweep.windows.begin(), sweep.windows.end()) + sweep.n_sinks >= result.seq_len)
     log.warning(fmt::format("windows of {} tokens leave nothing coded in documents of {}: scores hold only the rounding of exact segments",
                             *std::max_element(sweep.windows.begin(), sweep.windows.end()), result.seq_len));
+  warn_untested_positions(in.identity, result.data, log);
   PhaseProgress phases(progress, call, result.data.n_tokens);
   sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, log,
                   [&](const sens::SweepProgress& p) { phases.update(p.phase, p.done, p.total); });

@@ -1,0 +1,158 @@
+#include "libcalib/sens/candidates.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "libcalib/base/rng.h"
+#include "libcalib/sens/fisher.h"
+#include "tests/support/expect_error.h"
+
+namespace calib::sens {
+namespace {
+
+ModelIdentity model_of(const std::vector<int>& head_dims) {
+  ModelIdentity model;
+  model.name = "m";
+  for (std::size_t l = 0; l < head_dims.size(); ++l) {
+    LayerGeometry g;
+    g.index = static_cast<int>(l);
+    g.n_q_heads = 4;
+    g.n_kv_heads = 2;
+    g.head_dim = g.rotary_dim = head_dims[l];
+    model.layers.push_back(g);
+  }
+  return model;
+}
+
+TEST(Candidates, InvalidSchemesDropOutWithANote) {
+  SensResult grid;
+  grid.model = model_of({64, 96});
+  std::vector<std::string> notes;
+  LogSink log;
+  log.note = [&](const std::string& text) { notes.push_back(text); };
+  lay_out_grid({"custom", {"int4.token.g32", "int4.token.g64"}, {"int4.token.g", "int4.token.g128"}}, {}, &grid, log);
+  EXPECT_EQ(grid.schemes, (std::vector<std::string>{"int4.token.g32", "int4.token.g64", "int4.token.g"}));
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_NE(notes[0].find("int4.token.g64"), std::string::npos);
+  EXPECT_NE(notes[0].find("layers 1"), std::string::npos);
+  EXPECT_NE(notes[1].find("int4.token.g128"), std::string::npos);
+  // Units: layer-major, K before V. K of layer 1 cannot hold g64.
+  EXPECT_EQ(grid.valid, (std::vector<std::uint8_t>{1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1}));
+  for (std::size_t i = 0; i < grid.valid.size(); ++i) EXPECT_EQ(std::isfinite(grid.base_bytes_per_token[i]), grid.valid[i] == 1);
+}
+
+TEST(Candidates, NothingLeftIsAnError) {
+  SensResult grid;
+  grid.model = model_of({64});
+  test::expect_error([&] { lay_out_grid({"custom", {"int4.token.g128"}, {}}, {}, &grid, {}); }, ErrorKind::kUsage, {"no candidate"});
+}
+
+TEST(Candidates, IsolatedTiersUseTheUnitsOwnGroup) {
+  EXPECT_EQ(isolated_tiers(quant::parse_scheme("int4.channel.g64.pre"), 4, 128).exit_block(), 64);
+  EXPECT_EQ(isolated_tiers(quant::parse_scheme("int4.token.g64"), 4, 128).exit_block(), 1);
+}
+
+double output_error(const std::vector<double>& q, const std::vector<float>& k, const std::vector<float>& v, const std::vector<float>& k_hat,
+                    const std::vector<float>& v_hat, std::int64_t d) {
+  const auto output = [&](const std::vector<float>& keys, const std::vector<float>& values) {
+    const std::int64_t n = static_cast<std::int64_t>(keys.size()) / d;
+    std::vector<double> s(static_cast<std::size_t>(n)), o(static_cast<std::size_t>(d), 0.0);
+    double top = -1e300, sum = 0;
+    for (std::int64_t j = 0; j < n; ++j) {
+      double x = 0;
+      for (std::int64_t c = 0; c < d; ++c) x += q[static_cast<std::size_t>(c)] * keys[static_cast<std::size_t>(j * d + c)];
+      s[static_cast<std::size_t>(j)] = x / std::sqrt(static_cast<double>(d));
+      top = std::max(top, s[static_cast<std::size_t>(j)]);
+    }
+    for (double& x : s) sum += x = std::exp(x - top);
+    for (std::int64_t j = 0; j < n; ++j)
+      for (std::int64_t c = 0; c < d; ++c) o[static_cast<std::size_t>(c)] += s[static_cast<std::size_t>(j)] / sum * values[static_cast<std::size_t>(j * d + c)];
+    return o;
+  };
+  const auto a = output(k, v), b = output(k_hat, v_hat);
+  double e = 0;
+  for (std::size_t c = 0; c < a.size(); ++c) e += (a[c] - b[c]) * (a[c] - b[c]);
+  return e;
+}
+
+// SN-02: a giant first token ruins what shares its group; as a sink it touches nothing.
+TEST(Candidates, SinksAreKeptOutOfGroups) {
+  constexpr std::int64_t n = 128, d = 64;
+  LayerGeometry g;
+  g.n_q_heads = g.n_kv_heads = 1;
+  g.head_dim = g.rotary_dim = d;
+  Rng rng(5);
+  std::vector<float> k(n * d), v(n * d);
+  for (std::size_t i = 0; i < k.size(); ++i) k[i] = static_cast<float>(rng.normal() * (i < d ? 50 : 1));
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(rng.normal() * (i < d ? 50 : 1));
+  ThreadPool pool(1);
+  for (const bool channel : {false, true}) {
+    const UnitCandidate c{0, quant::parse_scheme(channel ? "int4.channel.g32" : "int4.token.g"), {}};
+    std::vector<float> error[2], value_error[2];
+    double later[2] = {0, 0}, out[2] = {0, 0};
+    for (const int s : {0, 1}) {
+      const std::int64_t sinks = s == 0 ? 0 : 4;
+      error[s].resize(k.size());
+      value_error[s].resize(v.size());
+      quantisation_error(c, Side::kK, g, sinks, false, n, k.data(), error[s].data(), pool);
+      quantisation_error(c, Side::kV, g, sinks, false, n, v.data(), value_error[s].data(), pool);
+      for (std::int64_t i = 4 * d; i < 32 * d; ++i) later[s] += error[s][static_cast<std::size_t>(i)] * error[s][static_cast<std::size_t>(i)];
+      std::vector<float> k_hat = k, v_hat = v;
+      for (std::size_t i = 0; i < k.size(); ++i) k_hat[i] += error[s][i], v_hat[i] += value_error[s][i];
+      Rng queries(9);
+      for (int r = 0; r < 200; ++r) {
+        std::vector<double> q(d);
+        for (double& x : q) x = queries.normal();
+        out[s] += output_error(q, k, v, k_hat, v_hat, d);
+      }
+      for (std::int64_t i = 0; i < sinks * d; ++i) EXPECT_EQ(error[s][static_cast<std::size_t>(i)], 0);
+    }
+    if (channel) EXPECT_LT(std::sqrt(later[1]), std::sqrt(later[0]) / 4);
+    else EXPECT_TRUE(std::equal(error[0].begin() + 4 * d, error[0].end(), error[1].begin() + 4 * d));
+    EXPECT_LT(out[1], out[0] / 5) << channel;
+  }
+}
+
+TEST(Fisher, HandValues) {
+  // Two draws, one head of 2 channels, one token: ((1*3 + 2*(-1))^2 + (0*3 + 1*(-1))^2) / (2*2) and squares one by one.
+  const float g[] = {1, 2, 0, 1}, delta[] = {3, -1};
+  double vec = 0, diagonal = 0;
+  ThreadPool pool(1);
+  add_fisher_rows({1, 2, 1, 2}, g, delta, &vec, &diagonal, pool);
+  EXPECT_DOUBLE_EQ(vec, (1.0 + 1.0) / 4);
+  EXPECT_DOUBLE_EQ(diagonal, (9.0 + 4.0 + 0.0 + 1.0) / 4);
+}
+
+TEST(Fisher, LanesAndThreadsDoNotMatter) {
+  constexpr std::int64_t n = 150, draws = 3, heads = 2, d = 37;
+  Rng rng(2);
+  std::vector<float> g(n * draws * heads * d), delta(n * heads * d);
+  for (float& x : g) x = static_cast<float>(rng.normal());
+  for (float& x : delta) x = static_cast<float>(rng.normal());
+  std::vector<double> vec(n, 0.0), diagonal(n, 0.0), vec2(n, 0.0), diagonal2(n, 0.0);
+  ThreadPool one(1), two(2);
+  add_fisher_rows({n, draws, heads, d}, g.data(), delta.data(), vec.data(), diagonal.data(), one);
+  add_fisher_rows({n, draws, heads, d}, g.data(), delta.data(), vec2.data(), diagonal2.data(), two);
+  EXPECT_EQ(vec, vec2);
+  EXPECT_EQ(diagonal, diagonal2);
+  for (std::int64_t j = 0; j < n; j += 29) {
+    double a = 0, b = 0;
+    for (std::int64_t r = 0; r < draws; ++r)
+      for (std::int64_t h = 0; h < heads; ++h) {
+        double dot = 0;
+        for (std::int64_t c = 0; c < d; ++c) {
+          const double x = static_cast<double>(g[static_cast<std::size_t>(((j * draws + r) * heads + h) * d + c)]) * delta[static_cast<std::size_t>((j * heads + h) * d + c)];
+          dot += x;
+          b += x * x;
+        }
+        a += dot * dot;
+      }
+    // fp32 products in lanes of 16: three rounded additions a lane.
+    EXPECT_NEAR(vec[static_cast<std::size_t>(j)], a / (2 * draws), 1e-5 * (a + b));
+    EXPECT_NEAR(diagonal[static_cast<std::size_t>(j)], b / (2 * draws), 1e-6 * b);
+  }
+}
+
+}  // namespace
+}  // namespace calib::sens
