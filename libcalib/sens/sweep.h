@@ -40,9 +40,11 @@ using SweepProgressFn = std::function<void(const SweepProgress&)>;
 void run_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
                const ParamsProvider& params, ThreadPool& pool, SensResult* result, const LogSink& log = {}, const SweepProgressFn& progress = {});
 
-/// Bytes a sweep holds beside the model: hidden states in memory and on disk, and one layer's working set.
+/// Bytes a sweep holds beside the model: hidden states in memory and on disk, and one layer's working set; its time in bare forward
+/// passes over the same tokens.
 struct SweepEstimate {
   std::int64_t hidden_memory_bytes = 0, hidden_spill_bytes = 0, working_bytes = 0;
+  double forward_passes = 0;
 };
 SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
                              const SensResult& grid);

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "libcalib/base/utf8.h"
+#include "libcalib/model/streaming_runner.h"
 #include "libcalib/plan/verify.h"
 #include "libcalib/quant/calibrated_params.h"
 
@@ -56,6 +57,10 @@ void check_output(const std::string& output) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   if (!std::filesystem::is_directory(folder, error))
     fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", to_valid_utf8(folder.string()));
+}
+
+double forward_seconds(const Inputs& in) {
+  return model::estimate_run(*in.model, in.corpus.documents, model::RunnerOptions{}, false).forward_seconds;
 }
 
 bool same_text(const DataIdentity& a, const DataIdentity& b) {

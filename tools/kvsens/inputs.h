@@ -48,6 +48,9 @@ class Statistics {
 /// A path that cannot be written is found before the model runs.
 void check_output(const std::string& path);
 
+/// Seconds of one bare forward pass over the text, from sizes and one measured matrix product.
+double forward_seconds(const Inputs& in);
+
 /// True if both were cut from at least one common file, or hold the same documents.
 bool same_text(const DataIdentity& a, const DataIdentity& b);
 

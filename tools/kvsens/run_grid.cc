@@ -85,6 +85,32 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
              result.data.n_tokens, format_duration(seconds), format_bytes(static_cast<double>(peak_memory_bytes())));
 }
 
+/// Resolved options and what the run will take.
+int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in, const sens::SweepOptions& sweep, const sens::SensResult& result) {
+  const sens::SweepEstimate e = sens::estimate_sweep(*in.model, in.corpus.documents, sweep, result);
+  const double memory = static_cast<double>(e.hidden_memory_bytes + e.working_bytes + std::max(in.model->block_bytes(), in.model->head_bytes())) +
+                        static_cast<double>(resident_memory_bytes());
+  const double seconds = e.forward_passes * forward_seconds(in);
+  if (call.json) {
+    const nlohmann::ordered_json j = {{"model", to_valid_utf8(options.run.model)}, {"documents", in.corpus.documents.size()}, {"tokens", result.data.n_tokens},
+                                      {"units", result.units.size()}, {"schemes", result.schemes.size()}, {"metrics", sweep.metrics},
+                                      {"windows", sweep.windows}, {"sinks", sweep.n_sinks}, {"draws", sweep.n_draws},
+                                      {"predicted", {{"seconds", seconds}, {"forward_passes", e.forward_passes}, {"memory_bytes", memory},
+                                                     {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", e.hidden_spill_bytes}}}};
+    fmt::print("{}\n", j.dump(2));
+  } else {
+    fmt::print("model      {} ({}, {} layers)\n", to_valid_utf8(options.run.model), in.identity.architecture, in.identity.n_layers);
+    fmt::print("text       {} documents, {} tokens\n", in.corpus.documents.size(), result.data.n_tokens);
+    fmt::print("grid       {} units, {} schemes ({}), windows {}, sinks {}\n", result.units.size(), result.schemes.size(), result.candidate_list,
+               fmt::join(sweep.windows, ","), sweep.n_sinks);
+    fmt::print("metrics    {}, {} draws, seed {}\n", fmt::join(sweep.metrics, ","), sweep.n_draws, sweep.seed);
+    fmt::print("time       about {} ({:.1f} bare forward passes)\n", format_duration(seconds), e.forward_passes);
+    fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
+    fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
+  }
+  return 0;
+}
+
 }  // namespace
 
 int run_grid(const GridOptions& options, const Invocation& call) {
@@ -126,27 +152,7 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   sens::lay_out_grid(candidates, layers, &result, shown);
   const sens::ParamsProvider provider = statistics.provider();
 
-  if (options.run.dry_run) {
-    const sens::SweepEstimate e = sens::estimate_sweep(*in.model, in.corpus.documents, sweep, result);
-    const double memory = static_cast<double>(e.hidden_memory_bytes + e.working_bytes + std::max(in.model->block_bytes(), in.model->head_bytes())) +
-                          static_cast<double>(resident_memory_bytes());
-    if (call.json) {
-      const nlohmann::ordered_json j = {{"model", to_valid_utf8(options.run.model)}, {"documents", in.corpus.documents.size()}, {"tokens", result.data.n_tokens},
-                                        {"units", result.units.size()}, {"schemes", result.schemes.size()}, {"metrics", sweep.metrics},
-                                        {"windows", sweep.windows}, {"sinks", sweep.n_sinks}, {"draws", sweep.n_draws},
-                                        {"predicted", {{"memory_bytes", memory}, {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", e.hidden_spill_bytes}}}};
-      fmt::print("{}\n", j.dump(2));
-    } else {
-      fmt::print("model      {} ({}, {} layers)\n", to_valid_utf8(options.run.model), in.identity.architecture, in.identity.n_layers);
-      fmt::print("text       {} documents, {} tokens\n", in.corpus.documents.size(), result.data.n_tokens);
-      fmt::print("grid       {} units, {} schemes ({}), windows {}, sinks {}\n", result.units.size(), result.schemes.size(), candidates.name,
-                 fmt::join(sweep.windows, ","), sweep.n_sinks);
-      fmt::print("metrics    {}, {} draws, seed {}\n", fmt::join(sweep.metrics, ","), sweep.n_draws, sweep.seed);
-      fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
-      fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
-    }
-    return 0;
-  }
+  if (options.run.dry_run) return dry_run(options, call, in, sweep, result);
 
   progress.say(fmt::format("{}: {} layers, {} documents, {} tokens; {} units, {} schemes, windows {}", in.identity.name, in.identity.n_layers,
                            in.corpus.documents.size(), result.data.n_tokens, result.units.size(), result.schemes.size(), fmt::join(sweep.windows, ",")));
