@@ -55,8 +55,14 @@ H5Handle h5_file_access(bool newest_format) {
   H5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   // The 1.10 format has checksums on its metadata and needs no index for small arrays.
   if (newest_format) H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
-  // Written front to back: what is closed is not needed again, and the cache must not grow with the number of layers.
-  if (newest_format) H5Pset_evict_on_close(access.get(), true);
+  // The cache of metadata counts bytes on disk, some ten times less than it takes in memory, and grows with the number of
+  // arrays up to 32 MiB of them. A file that is written front to back never needs old entries again.
+  H5AC_cache_config_t cache = {};
+  cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+  if (newest_format && H5Pget_mdc_config(access.get(), &cache) >= 0) {
+    cache.initial_size = cache.min_size = cache.max_size = std::size_t{256} << 10;
+    H5Pset_mdc_config(access.get(), &cache);
+  }
   H5Pset_file_locking(access.get(), !locking_is_off(), locking_setting() == "BEST_EFFORT");
   return access;
 }

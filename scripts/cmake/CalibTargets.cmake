@@ -3,6 +3,12 @@ function(calib_missing what package)
   message(FATAL_ERROR "${what} not found. Install it (Debian/Ubuntu: apt-get install ${package}) or run scripts/setup.")
 endfunction()
 
+# Manual pages and the layer check are made with it; its standard library is enough.
+find_package(Python3 QUIET COMPONENTS Interpreter)
+if(NOT Python3_FOUND)
+  calib_missing("Python 3" python3)
+endif()
+
 # calib_add_module(name SOURCES … PUBLIC … PRIVATE …): static library calib_<name>, alias calib::<name>; include path is the repository root.
 function(calib_add_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})

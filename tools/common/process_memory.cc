@@ -25,11 +25,9 @@ std::int64_t status_bytes(const char* field) {
 std::int64_t peak_memory_bytes() { return status_bytes("VmHWM"); }
 std::int64_t resident_memory_bytes() { return status_bytes("VmRSS"); }
 
-void keep_freed_memory() {
+void map_large_blocks() {
 #ifdef __GLIBC__
-  // 32 MiB is the largest threshold that glibc takes; weights beyond it are still mapped and given back at once.
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);
-  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
 }
 

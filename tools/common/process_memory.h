@@ -10,8 +10,9 @@ std::int64_t peak_memory_bytes();
 /// Resident now, bytes.
 std::int64_t resident_memory_bytes();
 
-/// Lets freed activations be used again without a trip to the kernel: by default every large tensor is mapped and unmapped
-/// anew, and its pages are cleared each time. Call once, before the first tensor.
-void keep_freed_memory();
+/// Keeps every block of 1 MiB and more a mapping of its own that goes back to the system when freed. glibc raises that size
+/// as it sees large blocks freed; tensors then share a heap with small blocks that live on, and peak memory creeps up with
+/// every layer. Call once, before the first tensor.
+void map_large_blocks();
 
 }  // namespace calib::tools

@@ -24,6 +24,8 @@ namespace {
 /// Bytes that a channel's moments, extrema and quantile sketch take in memory and in the file (measured on trained models).
 constexpr double kStatisticBytesPerChannel = 16e3;
 constexpr double kFileBytesPerChannel = 2.6e3;
+/// What the HDF5 library keeps for each layer written, up to the limit of its cache.
+constexpr double kFileCachePerLayer = 1.2 * 1048576, kFileCacheLimit = 32 * 1048576;
 
 struct Totals {
   std::int64_t n_distinct = 0;
@@ -187,7 +189,8 @@ class Run {
       largest = std::max(largest, n * kStatisticBytesPerChannel + 2 * gram);
       file_bytes += n * kFileBytesPerChannel + gram;
     }
-    const double statistics = with_statistics ? largest : 0.0;
+    const double cache = std::min(kFileCachePerLayer * static_cast<double>(header_.model.n_layers), kFileCacheLimit);
+    const double statistics = with_statistics ? largest + cache : 0.0;
     const double base = static_cast<double>(resident_memory_bytes());
     const double walk = static_cast<double>(e.weights_bytes) + std::max(static_cast<double>(e.activation_bytes) + statistics,
                                                                         static_cast<double>(e.logits_bytes));
@@ -237,7 +240,7 @@ class Run {
 
 int run_kvcalib(const KvcalibOptions& options, const Invocation& call) {
   check_kvcalib(options);
-  keep_freed_memory();
+  map_large_blocks();
   return Run(options, call).run();
 }
 
