@@ -15,6 +15,7 @@
 #include "libcalib/model/config.h"
 #include "libcalib/model/rope.h"
 #include "libcalib/model/tensor_map.h"
+#include "libcalib/model/tensor_memory.h"
 #include "libcalib/model/torch_block.h"
 #include "libcalib/weights/checkpoint.h"
 #include "libcalib/weights/gguf.h"
@@ -161,6 +162,7 @@ StreamingModel StreamingModel::open(const std::string& path, const ModelOptions&
   identity.weights_sha256 = impl->checkpoint.identity_sha256(options.fast_identity);
   const int n_threads = options.n_threads > 0 ? options.n_threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   at::set_num_threads(n_threads);
+  reuse_tensor_memory();
   return StreamingModel(std::move(impl));
 }
 

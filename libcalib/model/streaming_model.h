@@ -26,6 +26,7 @@ struct ModelOptions {
 /// Configuration, names and shapes are checked in open(); weights of a block are read in load_block() and released with it.
 class StreamingModel {
  public:
+  /// Sets libtorch's number of threads and calls reuse_tensor_memory(), both for the whole process.
   /// Throws: kNotFound, kIo, kFormat, kMismatch, kUnsupported (CASES.md 4.3) before any forward pass.
   static StreamingModel open(const std::string& path, const ModelOptions& options, const LogSink& log = {});
   ~StreamingModel();

@@ -1,11 +1,13 @@
 #include "libcalib/model/streaming_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <limits>
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
@@ -40,15 +42,33 @@ std::vector<Batch> make_batches(std::span<const text::Document> documents) {
 
 at::Tensor to_host_f32(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
 
+/// max |x| of every row of a contiguous fp32 tensor [n, C] on the CPU. NaN and infinity come out as such: as integers, the
+/// bits of |x| are ordered like the values, with both on top.
+std::vector<float> row_absmax(const at::Tensor& x) {
+  const std::int64_t n = x.size(0), width = x.size(1);
+  std::vector<float> result(static_cast<std::size_t>(n));
+  at::parallel_for(0, n, 256, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* row = x.data_ptr<float>() + t * width;
+      std::int32_t largest = 0;
+      for (std::int64_t c = 0; c < width; ++c) largest = std::max(largest, std::bit_cast<std::int32_t>(row[c]) & 0x7FFFFFFF);
+      result[static_cast<std::size_t>(t)] = std::bit_cast<float>(largest);
+    }
+  });
+  return result;
+}
+
 /// Softmax rows of the sampled queries. q_post: [T, Q, D], k_post: [T, H, D] -> fp32 [Q, R, T] on the CPU.
 at::Tensor sampled_attention(const LayerGeometry& layer, const at::Tensor& q_post, const at::Tensor& k_post,
                              const std::vector<std::int64_t>& rows) {
   const std::int64_t n = k_post.size(0), n_rows = static_cast<std::int64_t>(rows.size()), d = layer.head_dim;
   const auto on_device = at::TensorOptions().dtype(at::kLong).device(q_post.device());
   const at::Tensor row = at::tensor(rows, at::kLong).to(on_device);
-  const at::Tensor q = at::index_select(q_post, 0, row).to(at::kFloat).transpose(0, 1).reshape({layer.n_kv_heads, -1, d});
-  at::Tensor scores = at::bmm(q, k_post.to(at::kFloat).permute({1, 2, 0}));
-  scores = scores.view({layer.n_q_heads, n_rows, n}).mul_(layer.softmax_scale);
+  const at::Tensor q = (at::index_select(q_post, 0, row).to(at::kFloat) * layer.softmax_scale).transpose(0, 1).reshape({layer.n_kv_heads, -1, d});
+  const at::Tensor k = k_post.to(at::kFloat).transpose(0, 1).contiguous();
+  std::vector<at::Tensor> heads;
+  for (std::int64_t h = 0; h < layer.n_kv_heads; ++h) heads.push_back(linear_map(q.select(0, h), k.select(0, h)));
+  at::Tensor scores = at::stack(heads).view({layer.n_q_heads, n_rows, n});
   const at::Tensor distance = row.unsqueeze(1) - at::arange(n, on_device).unsqueeze(0);
   at::Tensor hidden_keys = distance.lt(0);
   if (layer.sliding_window > 0) hidden_keys = at::logical_or(hidden_keys, distance.ge(layer.sliding_window));
@@ -116,8 +136,8 @@ class Walk {
 
   void through_block(const Block& block, const Batch& batch) {
     const at::Tensor x = load(batch.first_row, batch.n_rows);
-    const at::Tensor hidden = tap_ ? to_host_f32(x) : x;
-    const at::Tensor absmax = to_host_f32(at::amax(at::abs(hidden), -1));
+    const at::Tensor hidden = to_host_f32(x);
+    const std::vector<float> absmax = row_absmax(hidden);
     check_finite(absmax, batch);
     const Projected p = block.project(x);
     std::vector<at::Tensor> o;
@@ -129,14 +149,14 @@ class Walk {
       o.push_back(block.attend(q_post, k_post, v));
       if (tap_)
         capture(block.geometry(), d, {p.q_pre.slice(0, row, end), p.k_pre.slice(0, row, end), v}, q_post, k_post,
-                hidden.slice(0, row, end), absmax.slice(0, row, end));
+                hidden.slice(0, row, end), absmax.data() + row);
       row = end;
     }
     save(batch.first_row, block.finish(x, o.size() == 1 ? o[0] : at::cat(o, 0)));
   }
 
   void capture(const LayerGeometry& layer, std::size_t document, const Projected& p, const at::Tensor& q_post,
-               const at::Tensor& k_post, const at::Tensor& hidden, const at::Tensor& absmax) {
+               const at::Tensor& k_post, const at::Tensor& hidden, const float* absmax) {
     LayerCapture capture;
     capture.layer_idx = state_.layer_idx;
     capture.document_idx = static_cast<std::int64_t>(document);
@@ -153,18 +173,17 @@ class Walk {
       capture.attention.row_weight = std::move(sample.row_weight);
     }
     capture.hidden = hidden.data_ptr<float>();
-    capture.hidden_absmax = absmax.data_ptr<float>();
+    capture.hidden_absmax = absmax;
     capture.hidden_size = hidden.size(1);
     tap_->on_document(capture);
   }
 
   /// The residual stream that enters layer_idx, that is, leaves the one before.
-  void check_finite(const at::Tensor& absmax, const Batch& batch) const {
-    const float* value = absmax.data_ptr<float>();
-    std::int64_t row = 0;
+  void check_finite(const std::vector<float>& absmax, const Batch& batch) const {
+    std::size_t row = 0;
     for (std::size_t d = batch.first_document; d < batch.first_document + batch.n_documents; ++d)
       for (std::size_t t = 0; t < documents_[d].ids.size(); ++t, ++row)
-        if (!std::isfinite(value[row]))
+        if (!std::isfinite(absmax[row]))
           fail(ErrorKind::kNumeric, state_.layer_idx == 0 ? "embedding" : fmt::format("layer {}", state_.layer_idx - 1),
                "the hidden state is not finite: document {}, token position {}", d, t);
   }
@@ -176,7 +195,7 @@ class Walk {
     for (const Batch& batch : batches_) {
       torch_call("lm_head", [&] {
         const at::Tensor x = load(batch.first_row, batch.n_rows);
-        check_finite(to_host_f32(at::amax(at::abs(x), -1)), batch);
+        check_finite(row_absmax(to_host_f32(x)), batch);
         std::int64_t row = 0;
         for (std::size_t d = batch.first_document; d < batch.first_document + batch.n_documents; ++d) {
           const std::vector<text::TokenId>& ids = documents_[d].ids;

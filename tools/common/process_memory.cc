@@ -1,7 +1,5 @@
 #include "tools/common/process_memory.h"
 
-#include <malloc.h>
-
 #include <cstdio>
 #include <cstring>
 
@@ -24,11 +22,5 @@ std::int64_t status_bytes(const char* field) {
 
 std::int64_t peak_memory_bytes() { return status_bytes("VmHWM"); }
 std::int64_t resident_memory_bytes() { return status_bytes("VmRSS"); }
-
-void map_large_blocks() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 1 << 20);
-#endif
-}
 
 }  // namespace calib::tools

@@ -240,7 +240,6 @@ class Run {
 
 int run_kvcalib(const KvcalibOptions& options, const Invocation& call) {
   check_kvcalib(options);
-  map_large_blocks();
   return Run(options, call).run();
 }
 
