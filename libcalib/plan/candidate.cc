@@ -9,7 +9,7 @@
 namespace calib::plan {
 namespace {
 
-constexpr const char* kMetricOrder[] = {"logit_kl", "fisher_vec", "lookahead", "fisher", "attn_out"};
+constexpr const char* kMetricOrder[] = {"logit_kl", "fisher_softmax", "fisher_vec", "lookahead", "fisher", "attn_out"};
 constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
 
 std::string unit_name(const sens::UnitId& unit) { return fmt::format("layer {} {}", unit.layer, side_name(unit.side)); }
@@ -20,13 +20,13 @@ std::string choose_metric(const sens::SensResult& sens, const std::string& asked
   const std::string present = fmt::format("{}", fmt::join(names, ", "));
   if (!asked.empty()) {
     if (asked == "attn_kl")
-      fail(ErrorKind::kUsage, "--metric attn_kl", "it is 0 for every V unit, so it cannot rank them; use fisher_vec or another of: {}", present);
+      fail(ErrorKind::kUsage, "--metric attn_kl", "it is 0 for every V unit, so it cannot rank them; use fisher_softmax or another of: {}", present);
     if (!sens.scores.count(asked)) fail(ErrorKind::kUsage, "--metric " + asked, "sens.h5 holds {}", present.empty() ? "no scores" : present);
     return asked;
   }
   for (const char* name : kMetricOrder)
     if (sens.scores.count(name)) return name;
-  fail(ErrorKind::kMismatch, "sens.h5", "holds {}, none of which ranks K and V units together; run kvsens with --metric fisher_vec",
+  fail(ErrorKind::kMismatch, "sens.h5", "holds {}, none of which ranks K and V units together; run kvsens with --metric fisher_softmax",
        present.empty() ? "no scores" : present);
 }
 
@@ -107,7 +107,9 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
   elements_ = cache_elements(layers, accounting_);
 }
 
-bool Candidates::metric_in_nats() const { return metric_ == "logit_kl" || metric_ == "fisher_vec" || metric_ == "fisher" || metric_ == "fisher_dir"; }
+bool Candidates::metric_in_nats() const {
+  return metric_ == "logit_kl" || metric_ == "fisher_softmax" || metric_ == "fisher_vec" || metric_ == "fisher" || metric_ == "fisher_dir";
+}
 
 bool Candidates::allowed(std::size_t layer, Side side, std::size_t scheme) const {
   return allowed_[(2 * layer + (side == Side::kK ? 0 : 1)) * schemes_.size() + scheme] != 0;

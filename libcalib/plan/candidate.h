@@ -26,7 +26,7 @@ class Candidates {
   /// Which (layer position, side, scheme index) may be used.
   using Filter = std::function<bool(std::size_t layer, Side side, std::size_t scheme)>;
 
-  /// `metric` empty: the first present of logit_kl, fisher_vec, lookahead, fisher, attn_out.
+  /// `metric` empty: the first present of logit_kl, fisher_softmax, fisher_vec, lookahead, fisher, attn_out.
   /// Throws: kUsage (unknown metric, a scheme listed twice), kMismatch (a unit of the model is missing, naming it; tables of
   /// other sizes), kNumeric (a score that is not finite, naming layer, side and scheme), kUnsupported (scheme not offered).
   /// Group sizes of 4 and more keep K base at 4 bits (token) or 3 (channel), noted once (METHODS.md 8).

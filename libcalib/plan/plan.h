@@ -55,7 +55,7 @@ struct Request {
 struct Prediction {
   std::string metric;
   double score = 0, se = 0;  ///< se: sum of the units' standard errors (they share documents, so no quadrature)
-  bool in_nats = false;      ///< logit_kl, fisher_vec, fisher
+  bool in_nats = false;      ///< logit_kl, fisher_softmax, fisher_vec, fisher
   bool unfitted = true;      ///< rho = kappa = 1, no joint runs behind it
 };
 

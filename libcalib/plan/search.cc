@@ -166,7 +166,7 @@ Found search(const Candidates& c, const Limits& limits) {
     return found;
   }
   if (!c.metric_in_nats())
-    fail(ErrorKind::kUsage, "--metric " + c.metric(), "a limit on KL or PPL needs a metric in nats (fisher_vec, logit_kl); use --budget instead");
+    fail(ErrorKind::kUsage, "--metric " + c.metric(), "a limit on KL or PPL needs a metric in nats (fisher_softmax, logit_kl); use --budget instead");
   const std::vector<Problem> problems = problems_of(c, limits.window_per_layer, false);
   if (limits.profile.empty()) return within_score(c, problems, limits.max_score);
 

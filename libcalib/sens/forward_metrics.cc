@@ -7,7 +7,6 @@
 
 #include "libcalib/base/error.h"
 #include "libcalib/base/rng.h"
-#include "libcalib/sens/metrics.h"
 
 namespace calib::sens {
 namespace {
@@ -15,12 +14,6 @@ namespace {
 constexpr std::size_t kRowsPerTile = 32;
 
 at::Tensor head_first(const at::Tensor& x_THD) { return x_THD.permute({1, 0, 2}).contiguous(); }
-
-double norm2(const float* x, std::int64_t n) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return sum;
-}
 
 }  // namespace
 
@@ -101,7 +94,7 @@ std::vector<at::Tensor> AttentionProbe::score_changes(const at::Tensor& k_error_
 }
 
 void AttentionProbe::compare_keys(const std::vector<at::Tensor>& coded, const std::vector<at::Tensor>& exact, const kvrt::Tiers& tiers,
-                                  float* kl, float* out) const {
+                                  float* kl, float* out, ProbabilityChange* probabilities) const {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> o_tiles;
   for (std::size_t i = 0; i < tiles_.size(); ++i) {
@@ -113,6 +106,7 @@ void AttentionProbe::compare_keys(const std::vector<at::Tensor>& coded, const st
     const float* exact_data = exact[i].data_ptr<float>();
     const float* p_data = tile.p.data_ptr<float>();
     std::vector<double> head_kl(static_cast<std::size_t>(heads * n_tile));
+    std::vector<ProbabilityChange> head_change(head_kl.size());
     pool_.parallel_for(heads * n_tile, [&](std::int64_t line) {
       const std::int64_t row = rows_[tile.first + static_cast<std::size_t>(line % n_tile)], n_seen = row + 1, begin = first_key(row);
       float* delta = change_data + line * n;
@@ -122,11 +116,20 @@ void AttentionProbe::compare_keys(const std::vector<at::Tensor>& coded, const st
       std::copy(rounding + coded_end, rounding + n_seen, delta + coded_end);
       std::fill(delta, delta + begin, 0.0f);
       std::fill(delta + n_seen, delta + n, 0.0f);
+      ProbabilityChange& moved = head_change[static_cast<std::size_t>(line)];
+      moved.linear = linear_change_norm2(p_data + line * n + begin, delta + begin, n_seen - begin);
       head_kl[static_cast<std::size_t>(line)] = attention_kl_row(p_data + line * n + begin, delta + begin, n_seen - begin);
+      moved.exact = row_norm2(delta + begin, n_seen - begin);
     });
     for (std::int64_t r = 0; r < n_tile; ++r) {
       double sum = 0;
-      for (std::int64_t h = 0; h < heads; ++h) sum += head_kl[static_cast<std::size_t>(h * n_tile + r)];
+      ProbabilityChange& row = probabilities[tile.first + static_cast<std::size_t>(r)] = {};
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const auto line = static_cast<std::size_t>(h * n_tile + r);
+        sum += head_kl[line];
+        row.exact += head_change[line].exact;
+        row.linear += head_change[line].linear;
+      }
       kl[tile.first + static_cast<std::size_t>(r)] = static_cast<float>(sum / static_cast<double>(heads));
     }
     o_tiles.push_back(at::bmm(change, v_HTD_.slice(1, 0, n)));
@@ -182,7 +185,7 @@ void AttentionProbe::project_norm2(const std::vector<at::Tensor>& o_tiles, float
   const at::Tensor u = at::matmul(row_major(o_tiles), w_o_.t()).contiguous();
   const float* data = u.data_ptr<float>();
   const std::int64_t width = u.size(1);
-  pool_.parallel_for(u.size(0), [&](std::int64_t r) { out[r] = static_cast<float>(norm2(data + r * width, width)); });
+  pool_.parallel_for(u.size(0), [&](std::int64_t r) { out[r] = static_cast<float>(row_norm2(data + r * width, width)); });
 }
 
 }  // namespace calib::sens

@@ -1,5 +1,5 @@
 #pragma once
-// INTERNAL to sens/: attn_kl and attn_out of one document and layer on sampled rows (METHODS.md 7). Runs on the CPU in fp32.
+// INTERNAL to sens/: attn_kl, attn_out and the softmax's gain of one document and layer on sampled rows (METHODS.md 7). Runs on the CPU in fp32.
 // Legend: T tokens, Q query heads, H KV heads, G = Q/H, D head_dim, C hidden size, R sampled rows.
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "kernels/core/tiers.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/model/torch_block.h"
+#include "libcalib/sens/metrics.h"
 
 namespace calib::sens {
 
@@ -36,9 +37,9 @@ class AttentionProbe {
   /// q . error for every sampled row and key: scores moved by an error of the keys (post-RoPE), [H, G*r, n] per tile.
   std::vector<at::Tensor> score_changes(const at::Tensor& k_error_THD) const;
   /// One key scheme: coded tokens move by `coded`, the others by `exact` (both from score_changes()). Writes R values each:
-  /// attn_kl (mean over query heads, nats) and |W_o (o^ - o)|^2.
+  /// attn_kl (mean over query heads, nats), |W_o (o^ - o)|^2 and the change of the probabilities (summed over query heads).
   void compare_keys(const std::vector<at::Tensor>& coded, const std::vector<at::Tensor>& exact, const kvrt::Tiers& tiers, float* kl,
-                    float* out) const;
+                    float* out, ProbabilityChange* change) const;
 
   /// Splits the probabilities by what a row reads, once per class of tiers.
   struct ValueClass {

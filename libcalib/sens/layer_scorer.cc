@@ -27,6 +27,12 @@ bool same(const kvrt::Tiers& a, const kvrt::Tiers& b) {
   return a.n_sinks == b.n_sinks && a.window == b.window && a.block_base == b.block_base && a.block_salient == b.block_salient;
 }
 
+Spread scaled(Spread x, double factor) {
+  for (double* part : {&x.mean, &x.se, &x.p99, &x.max, &x.worst_decile}) *part *= factor;
+  for (double& bucket : x.by_bucket) bucket *= factor;
+  return x;
+}
+
 }  // namespace
 
 LayerScorer::LayerScorer(const model::Block& block, std::vector<UnitCandidate> keys, std::vector<UnitCandidate> values,
@@ -110,7 +116,9 @@ void LayerScorer::score_keys(const DocumentAttention& x, const AttentionGradient
         const std::size_t begin = rows.kl.size();
         rows.kl.resize(begin + probe->n_rows());
         rows.out.resize(begin + probe->n_rows());
-        probe->compare_keys(coded_scores, exact_scores[pre], keys_.classes[class_idx], rows.kl.data() + begin, rows.out.data() + begin);
+        rows.change.resize(begin + probe->n_rows());
+        probe->compare_keys(coded_scores, exact_scores[pre], keys_.classes[class_idx], rows.kl.data() + begin, rows.out.data() + begin,
+                            rows.change.data() + begin);
       }
     }
   }
@@ -157,7 +165,8 @@ void LayerScorer::add_document(std::int32_t document, const DocumentAttention& x
     }
   }
   std::optional<AttentionProbe> probe;
-  if (settings_.attn_kl || settings_.attn_out) {
+  const bool attention = settings_.attn_kl || settings_.attn_out;
+  if (attention || settings_.fisher_softmax) {
     const SampledPositions sampled = sample_positions(settings_.seed, static_cast<std::uint64_t>(document),
                                                       static_cast<std::uint64_t>(block_.geometry().index), n_tokens, settings_.n_sinks,
                                                       settings_.rows_per_document);
@@ -173,7 +182,16 @@ void LayerScorer::add_document(std::int32_t document, const DocumentAttention& x
   }
   const AttentionGradients* used = settings_.fisher ? gradients : nullptr;
   score_keys(x, used, probe ? &*probe : nullptr);
-  score_values(x, used, probe ? &*probe : nullptr);
+  score_values(x, used, probe && attention ? &*probe : nullptr);
+}
+
+double LayerScorer::softmax_gain(const Rows& rows) const {
+  double exact = 0, linear = 0;
+  for (std::size_t r = 0; r < rows.change.size(); ++r) {
+    exact += sampled_rows_.weight[r] * rows.change[r].exact;
+    linear += sampled_rows_.weight[r] * rows.change[r].linear;
+  }
+  return linear > 0 ? exact / linear : 1.0;
 }
 
 void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const Bootstrap& tokens, const Bootstrap& sampled,
@@ -190,7 +208,9 @@ void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const
       store_spread(summarise(index, values, bootstrap, result->n_buckets), unit_idx, scheme, w, metric, result);
     };
     if (settings_.fisher) {
-      store(token_rows_, rows.vec, tokens, "fisher_vec");
+      const Spread vec = summarise(token_rows_, rows.vec, tokens, result->n_buckets);
+      store_spread(vec, unit_idx, scheme, w, "fisher_vec", result);
+      if (settings_.fisher_softmax) store_spread(scaled(vec, softmax_gain(rows)), unit_idx, scheme, w, "fisher_softmax", result);
       store(token_rows_, rows.diagonal, tokens, "fisher");
     }
     if (settings_.attn_kl) store(plain, rows.kl, sampled, "attn_kl");
@@ -209,6 +229,7 @@ void prepare_tables(const ScoreSettings& settings, std::int64_t seq_len, SensRes
   result->n_buckets = n_position_buckets(seq_len);
   std::vector<std::string> metrics;
   if (settings.fisher) metrics.insert(metrics.end(), {"fisher_vec", "fisher"});
+  if (settings.fisher_softmax) metrics.push_back("fisher_softmax");
   if (settings.attn_kl) metrics.push_back("attn_kl");
   if (settings.attn_out) metrics.push_back("attn_out");
   const std::size_t n = result->units.size() * result->schemes.size() * result->windows.size();

@@ -17,9 +17,10 @@ namespace calib::sens {
 struct ScoreSettings {
   std::int64_t n_sinks = 4;
   std::vector<std::int64_t> windows = {128};
-  std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl and attn_out
+  std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl, attn_out and fisher_softmax
   std::uint64_t seed = 0;
   bool fisher = true;     ///< fisher_vec and fisher
+  bool fisher_softmax = true;  ///< requires fisher
   bool attn_kl = true, attn_out = true;
 };
 
@@ -48,6 +49,7 @@ class LayerScorer {
   /// Rows of one (candidate, window), in the order of the row index.
   struct Rows {
     std::vector<float> vec, diagonal, kl, out;
+    std::vector<ProbabilityChange> change;  ///< keys only
   };
   struct UnitState {
     Side side = Side::kK;
@@ -68,6 +70,8 @@ class LayerScorer {
   void add_fisher(const at::Tensor& error, const FrameGradients& g, std::size_t class_idx, Rows* rows) const;
   void score_keys(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe);
   void score_values(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe);
+  /// fisher_softmax over fisher_vec: sum w exact / sum w linear over sampled rows; 1 for values and where nothing moves.
+  double softmax_gain(const Rows& rows) const;
   at::Tensor error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const;
   void finish_unit(const UnitState& unit, std::size_t unit_idx, const Bootstrap& tokens, const Bootstrap& sampled, SensResult* result) const;
 

@@ -97,6 +97,37 @@ CALIB_WIDE_CLONES void scale_change(const float* __restrict p, float* __restrict
   for (std::int64_t i = 0; i < n; ++i) delta[i] = p[i] * (delta[i] - epsilon) * inverse;
 }
 
+// sum (p (x - mean))^2.
+CALIB_WIDE_CLONES double weighted_norm2(const float* __restrict p, const float* __restrict x, std::int64_t n, float mean) {
+  constexpr int kLanes = 8;
+  double sum[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) {
+      const double y = static_cast<double>(p[i + l]) * static_cast<double>(x[i + l] - mean);
+      sum[l] += y * y;
+    }
+  double total = 0;
+  for (int l = 0; l < kLanes; ++l) total += sum[l];
+  for (; i < n; ++i) {
+    const double y = static_cast<double>(p[i]) * static_cast<double>(x[i] - mean);
+    total += y * y;
+  }
+  return total;
+}
+
+CALIB_WIDE_CLONES double plain_norm2(const float* x, std::int64_t n) {
+  constexpr int kLanes = 8;
+  double sum[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) sum[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+  double total = 0;
+  for (int l = 0; l < kLanes; ++l) total += sum[l];
+  for (; i < n; ++i) total += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return total;
+}
+
 // ln sum p e^x for rows whose largest x would overflow expm1, shifted by the largest x.
 double shifted_log_sum(std::span<const double> p, std::span<const double> delta, double mean) {
   double top = -std::numeric_limits<double>::infinity();
@@ -161,6 +192,16 @@ double attention_kl_row(const float* p, float* delta, std::int64_t n) {
   scale_change(p, delta, n, static_cast<float>(sum), static_cast<float>(1.0 / (1.0 + sum)));
   return std::max(0.0, std::log1p(sum));
 }
+
+double linear_change_norm2(const float* p, const float* delta, std::int64_t n) {
+  if (n <= 0) return 0;
+  double mean = 0;
+  float low = 0, high = 0;
+  row_moments(p, delta, n, &mean, &low, &high);
+  return weighted_norm2(p, delta, n, static_cast<float>(mean));
+}
+
+double row_norm2(const float* x, std::int64_t n) { return plain_norm2(x, n); }
 
 double first_order_output_error(std::span<const double> p, std::span<const double> v, std::span<const double> o, double q_norm2,
                                 double tau, double var_k, double var_v) {

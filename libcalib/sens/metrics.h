@@ -18,6 +18,19 @@ double half_variance(std::span<const double> p, std::span<const double> delta);
 /// Exact: within 1e-6 relative of attention_kl for the same inputs.
 double attention_kl_row(const float* p, float* delta, std::int64_t n);
 
+/// Squared length of the change of a row's probabilities. fisher_vec knows `linear`; the ratio is what the exponential and the
+/// normaliser add: 1 for small delta, (e^(s^2) - 1) / s^2 for Gaussian delta over many equal p, below 1 once the row saturates.
+struct ProbabilityChange {
+  double exact = 0;   ///< sum (p^ - p)^2
+  double linear = 0;  ///< sum (p (delta - mean))^2, mean = sum p delta
+};
+
+/// sum (p (delta - sum p delta))^2 of one fp32 row.
+double linear_change_norm2(const float* p, const float* delta, std::int64_t n);
+
+/// sum x^2 of one fp32 row.
+double row_norm2(const float* x, std::int64_t n);
+
 /// First-order prediction of E||delta o||^2 for one row with independent errors of per-coordinate variance var_k, var_v
 /// (METHODS.md 2.4): tau^2 |q|^2 var_k * sum p^2 |v - o|^2 + d var_v sum p^2. v: [n, d] dense.
 double first_order_output_error(std::span<const double> p, std::span<const double> v, std::span<const double> o, double q_norm2,

@@ -16,6 +16,10 @@ bool wants(const SweepOptions& options, const char* metric) {
   return std::find(options.metrics.begin(), options.metrics.end(), metric) != options.metrics.end();
 }
 
+bool wants_fisher(const SweepOptions& options) {
+  return wants(options, "fisher_softmax") || wants(options, "fisher_vec") || wants(options, "fisher");
+}
+
 std::int64_t longest(const std::vector<text::Document>& documents) {
   std::size_t n = 0;
   for (const text::Document& d : documents) n = std::max(n, d.ids.size());
@@ -31,7 +35,8 @@ class Sweep {
     settings_.windows = options.windows;
     settings_.rows_per_document = options.rows_per_document;
     settings_.seed = options.seed;
-    settings_.fisher = wants(options, "fisher_vec") || wants(options, "fisher");
+    settings_.fisher = wants_fisher(options);
+    settings_.fisher_softmax = wants(options, "fisher_softmax");
     settings_.attn_kl = wants(options, "attn_kl");
     settings_.attn_out = wants(options, "attn_out");
     for (const text::Document& d : documents) n_tokens_ += static_cast<std::int64_t>(d.ids.size());
@@ -152,7 +157,7 @@ class Sweep {
     }
   }
 
-  // fisher and fisher_vec come from one pass; only what was asked for is kept.
+  // fisher, fisher_vec and what scales it come from one pass; only what was asked for is kept.
   void drop_unasked() {
     for (const char* metric : {"fisher_vec", "fisher"})
       if (!wants(options_, metric)) result_->scores.erase(metric);
@@ -174,7 +179,7 @@ class Sweep {
 }  // namespace
 
 const std::vector<std::string>& known_metrics() {
-  static const std::vector<std::string> names = {"fisher_vec", "fisher", "attn_kl", "attn_out", "logit_kl"};
+  static const std::vector<std::string> names = {"fisher_softmax", "fisher_vec", "fisher", "attn_kl", "attn_out", "logit_kl"};
   return names;
 }
 
@@ -188,10 +193,10 @@ void run_sweep(const model::StreamingModel& model, const std::vector<text::Docum
     if (static_cast<std::int64_t>(documents[d].ids.size()) <= options.n_sinks + 1)
       fail(ErrorKind::kInfeasible, "--sinks", "document {} has {} tokens, no more than the {} sinks and one scored row", d, documents[d].ids.size(),
            options.n_sinks);
-  const bool needs_head = wants(options, "fisher") || wants(options, "fisher_vec") || wants(options, "logit_kl");
+  const bool needs_head = wants_fisher(options) || wants(options, "logit_kl");
   if (needs_head && !model.has_head())
     fail(ErrorKind::kMismatch, model.identity().name,
-         "has no lm_head.weight, which fisher, fisher_vec and logit_kl need; use --metric attn_kl,attn_out or a complete checkpoint");
+         "has no lm_head.weight, which fisher_softmax, fisher_vec, fisher and logit_kl need; use --metric attn_kl,attn_out or a complete checkpoint");
   result->n_sinks = options.n_sinks;
   Sweep(model, documents, options, params, pool, result, log, progress).run();
 }
@@ -200,7 +205,7 @@ SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vect
                              const SensResult& grid) {
   std::int64_t tokens = 0;
   for (const text::Document& d : documents) tokens += static_cast<std::int64_t>(d.ids.size());
-  const bool fisher = wants(options, "fisher") || wants(options, "fisher_vec");
+  const bool fisher = wants_fisher(options);
   const std::int64_t slots = (fisher || wants(options, "logit_kl") ? model.n_layers() + 1 : 1) + (fisher ? options.n_draws : 0);
   const std::int64_t hidden = slots * tokens * model.hidden_bytes_per_token();
   SweepEstimate out;

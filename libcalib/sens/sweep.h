@@ -16,11 +16,11 @@
 namespace calib::sens {
 
 struct SweepOptions {
-  std::vector<std::string> metrics = {"fisher_vec", "fisher", "attn_kl", "attn_out"};
+  std::vector<std::string> metrics = {"fisher_softmax", "fisher_vec", "fisher", "attn_kl", "attn_out"};
   std::vector<std::int64_t> windows = {128};
   std::int64_t n_sinks = 4;
   int n_draws = 2;                       ///< label draws of the Fisher walk
-  std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl and attn_out
+  std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl, attn_out and fisher_softmax
   std::uint64_t seed = 0;
   std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;
 };

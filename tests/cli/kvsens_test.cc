@@ -69,7 +69,7 @@ TEST_F(Kvsens, GridWritesTheSameScoresTwice) {
   const sens::SensResult a = artifacts::read_sens_file(file("a.h5")), b = artifacts::read_sens_file(file("b.h5"));
   EXPECT_EQ(a.candidate_list, "default-1");
   EXPECT_EQ(a.windows, (std::vector<std::int64_t>{0, 32}));
-  ASSERT_EQ(a.scores.size(), 4u);
+  ASSERT_EQ(a.scores.size(), 5u);
   for (const auto& [metric, table] : a.scores)
     for (std::size_t i = 0; i < table.mean.size(); ++i) {
       const double other = b.scores.at(metric).mean[i];

@@ -87,6 +87,10 @@ TEST(Candidates, MetricOrderAndRefusals) {
   EXPECT_EQ(error_of(sens, "lookahead").kind(), ErrorKind::kUsage);
   sens.scores["attn_out"] = sens.scores["fisher_vec"];
   EXPECT_EQ(Candidates(sens, Accounting{}, "").metric(), "fisher_vec");
+  sens.scores["fisher_softmax"] = sens.scores["fisher_vec"];
+  EXPECT_EQ(Candidates(sens, Accounting{}, "").metric(), "fisher_softmax");
+  EXPECT_TRUE(Candidates(sens, Accounting{}, "").metric_in_nats());
+  EXPECT_EQ(Candidates(sens, Accounting{}, "fisher_vec").metric(), "fisher_vec");
   sens.scores["logit_kl"] = sens.scores["fisher_vec"];
   EXPECT_EQ(Candidates(sens, Accounting{}, "").metric(), "logit_kl");
   EXPECT_EQ(Candidates(sens, Accounting{}, "attn_out").metric(), "attn_out");

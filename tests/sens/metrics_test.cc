@@ -68,6 +68,45 @@ TEST(AttentionKl, FastRowMatchesTwoSoftmaxes) {
   }
 }
 
+double softmax_gain(const std::vector<float>& p, std::vector<float> delta) {
+  const auto n = static_cast<std::int64_t>(p.size());
+  const double linear = linear_change_norm2(p.data(), delta.data(), n);
+  attention_kl_row(p.data(), delta.data(), n);
+  return row_norm2(delta.data(), n) / linear;
+}
+
+std::vector<float> normal_scores(std::size_t n, double sd, std::uint64_t seed) {
+  Rng rng(seed);
+  std::vector<float> x(n);
+  for (float& a : x) a = static_cast<float>(sd * rng.normal());
+  return x;
+}
+
+TEST(ProbabilityChange, LinearPartOfATwoKeyRow) {
+  // p = (3/4, 1/4), delta = (1, -1): mean 1/2, so (3/4 * 1/2)^2 + (1/4 * 3/2)^2 = 9/32.
+  const std::vector<float> p{0.75f, 0.25f}, delta{1, -1};
+  EXPECT_NEAR(linear_change_norm2(p.data(), delta.data(), 2), 9.0 / 32, 1e-12);
+  EXPECT_EQ(linear_change_norm2(p.data(), delta.data(), 0), 0);
+}
+
+TEST(ProbabilityChange, GainIsOneForSmallScoresAndBelowWhereTheRowSaturates) {
+  const auto s = normal_scores(301, 2, 3);
+  const auto p = softmax({s.begin(), s.end()});
+  const std::vector<float> p32(p.begin(), p.end());
+  EXPECT_NEAR(softmax_gain(p32, normal_scores(p.size(), 1e-4, 5)), 1.0, 2e-3);
+  EXPECT_LT(softmax_gain({0.5f, 0.5f}, {20, -20}), 0.01);
+}
+
+// Uniform row: p^ = p e^d / mean(e^d), so sum (p^ - p)^2 = (e^(s^2) - 1) / n and the linear part is s^2 / n.
+TEST(ProbabilityChange, GainOfAUniformRowIsTheLogNormalVariance) {
+  const std::size_t n = 1 << 18;
+  const std::vector<float> p(n, 1.0f / static_cast<float>(n));
+  for (const double sd : {0.1, 0.5, 1.0}) {
+    const double want = std::expm1(sd * sd) / (sd * sd);
+    EXPECT_NEAR(softmax_gain(p, normal_scores(n, sd, 17)), want, 0.03 * want) << sd;
+  }
+}
+
 // G4: K ~ N(0,1), q ~ N(0,9), d 128, T 512, int2/3/4 with one range per token. The quantiser here is the plain affine rule.
 TEST(AttentionKl, GoldenG4HalfVarianceOnMeans) {
   constexpr int d = 128, n_keys = 512, n_rows = 1000;

@@ -28,7 +28,7 @@ SweepOptions options_of(std::vector<std::string> metrics, std::vector<std::int64
 TEST(Sweep, LeavesNothingUnscoredAndMarksWhatIsInvalid) {
   OpenModel m(test::make_tiny_model("m-llama"));
   const SensResult r = sweep(m.model, random_documents(3, 80, 256), {{"int4.token.g8", "int4.channel.g32"}, {"int4.token.g8"}, {}},
-                             options_of({"fisher_vec", "fisher", "attn_kl", "attn_out"}, {0, 16}));
+                             options_of({"fisher_softmax", "fisher_vec", "fisher", "attn_kl", "attn_out"}, {0, 16}));
   EXPECT_EQ(r.units.size(), static_cast<std::size_t>(2 * m.model.n_layers()));
   for (const auto& [name, table] : r.scores)
     for (std::size_t u = 0; u < r.units.size(); ++u)
@@ -58,6 +58,32 @@ TEST(Sweep, FullWindowScoresOnlyTheRounding) {
       EXPECT_GT(score(r, metric, l, Side::kK, "int2.token.g", 0), 100 * rounding) << metric;
       // Coded with W = 0 or exact: a bf16 key is the same key. fisher sums the parts' squares apart, and here only one part is there.
       EXPECT_NEAR(score(r, metric, l, Side::kK, "bf16", 0), rounding, 1e-3 * rounding) << metric;
+    }
+}
+
+// Keys only, and a gain that grows with the error: none to speak of at 8 bits.
+TEST(Sweep, SoftmaxGainScalesTheWholeKeyTable) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const SensResult r = sweep(m.model, random_documents(2, 60, 256), {{"int2.token.g", "int8.token.g"}, {"int2.token.g"}, {}},
+                             options_of({"fisher_softmax", "fisher_vec"}, {0}));
+  EXPECT_EQ(r.scores.size(), 2u);
+  const ScoreTable &gained = r.scores.at("fisher_softmax"), &linear = r.scores.at("fisher_vec");
+  for (std::size_t u = 0; u < r.units.size(); ++u)
+    for (std::size_t s = 0; s < r.schemes.size(); ++s) {
+      if (r.valid[u * r.schemes.size() + s] == 0) continue;
+      const std::size_t i = r.index(u, s, 0);
+      const double gain = gained.mean[i] / linear.mean[i];
+      if (r.units[u].side == Side::kV) EXPECT_EQ(gain, 1.0);
+      else if (r.schemes[s] == "int8.token.g") EXPECT_NEAR(gain, 1.0, 0.02);
+      else EXPECT_GT(std::fabs(gain - 1.0), 1e-3);
+      const std::pair<const std::vector<double>*, const std::vector<double>*> parts[] = {
+          {&gained.se, &linear.se}, {&gained.p99, &linear.p99}, {&gained.max, &linear.max}, {&gained.worst_decile, &linear.worst_decile}};
+      for (const auto& [a, b] : parts) EXPECT_NEAR((*a)[i], gain * (*b)[i], 1e-12 * (*a)[i]);
+      for (std::size_t b = 0; b < static_cast<std::size_t>(r.n_buckets); ++b) {
+        const double x = gained.by_bucket[i * r.n_buckets + b], y = linear.by_bucket[i * r.n_buckets + b];
+        if (std::isfinite(y)) EXPECT_NEAR(x, gain * y, 1e-12 * x);
+        else EXPECT_TRUE(std::isnan(x));
+      }
     }
 }
 

@@ -31,7 +31,7 @@ void declare_plan(CLI::App& app, KvplanOptions& o) {
   add_text(app, "--uniform", o.uniform, "One pair for every layer: PRESET or KSCHEME:VSCHEME", "Budget", "NAME");
   add_integer(app, "--context", o.context, 1, kMostTokens, "Tokens of a sequence at which bytes are counted", "Budget");
   add_integer(app, "--batch", o.batch, 1, 1 << 20, "Sequences at which bytes are counted", "Budget");
-  add_text(app, "--metric", o.metric, "Score to spend; unset: first present of logit_kl fisher_vec lookahead fisher attn_out", "Search", "NAME");
+  add_text(app, "--metric", o.metric, "Score to spend; unset: first present of logit_kl fisher_softmax fisher_vec lookahead fisher attn_out", "Search", "NAME");
   add_flag(app, "--window-per-layer", o.window_per_layer, "Let every layer choose among the scored windows", "Search");
   add_integer(app, "--sinks", o.sinks, -1, kMostTokens, "Exact first tokens of a KSCHEME:VSCHEME pair, -1 = 4; presets bring their own", "Search");
   add_integer(app, "--window", o.window, -1, kMostTokens, "Exact newest tokens of a KSCHEME:VSCHEME pair, -1 = 128; presets bring their own", "Search");

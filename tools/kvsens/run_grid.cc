@@ -73,12 +73,12 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
     return;
   }
   fmt::print("sum over units, window {}\n{:<28}", result.windows.front(), "scheme");
-  for (const std::string& metric : metrics) fmt::print("{:>14}{:>14}", metric + " K", metric + " V");
+  for (const std::string& metric : metrics) fmt::print("{:>17}{:>17}", metric + " K", metric + " V");
   fmt::print("\n");
   const auto cell = [](double x) { return std::isnan(x) ? std::string("-") : fmt::format("{:.3e}", x); };
   for (const Line& line : lines) {
     fmt::print("{:<28}", line.scheme);
-    for (std::size_t m = 0; m < metrics.size(); ++m) fmt::print("{:>14}{:>14}", cell(line.k[m]), cell(line.v[m]));
+    for (std::size_t m = 0; m < metrics.size(); ++m) fmt::print("{:>17}{:>17}", cell(line.k[m]), cell(line.v[m]));
     fmt::print("\n");
   }
   fmt::print("{}: {} units, {} schemes, {} tokens in {}, peak memory {}\n", to_valid_utf8(output), result.units.size(), result.schemes.size(),
