@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/stats_file.h"
@@ -66,6 +67,9 @@ class Run {
     if (with_statistics) check_output(options_.output);
     model::StreamingModel opened = model::StreamingModel::open(options_.run.model, model_options(options_.run, call_), log_);
     model_ = &opened;
+    // Kept in the file beside the warnings, so that a value nobody stated can be told from one that was.
+    if (!opened.defaults_used().empty())
+      summary_.warnings.push_back(fmt::format("defaults used for absent keys: {}", fmt::join(opened.defaults_used(), ", ")));
     const auto tokenizer = opened.load_tokenizer(log_);
     corpus_ = text::load_corpus(corpus_request(options_.run, opened.identity().max_positions), *tokenizer, log_);
     header_.model = opened.identity();
@@ -175,7 +179,7 @@ class Run {
       fmt::print("reference NLL {:.5f} nats, perplexity {:.4f}\n", sum / static_cast<double>(count), std::exp(sum / static_cast<double>(count)));
     else
       fmt::print("reference NLL not computed: the model has no head\n");
-    if (wrote) fmt::print("{} massive activations, {} warnings\n", summary_.massive.size(), summary_.warnings.size());
+    if (wrote) fmt::print("{} massive activations, {} warnings\n", summary_.massive.size(), progress_.n_warnings());
   }
 
   int dry_run() {
