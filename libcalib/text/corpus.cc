@@ -44,7 +44,7 @@ class CorpusReader {
     n_bos_texts_ = 0, n_cut_off_ = 0, n_empty_ = 0;
     if (kind == FileKind::kIds) read_ids(source, file);
     else if (kind == FileKind::kRows) read_rows(source, file);
-    else if (has_usable_text(source.text())) add_text(source.text(), file);
+    else if (has_usable_text(source.text())) read_text(source, file);
     if (file.documents.empty()) fail(ErrorKind::kFormat, file.name, "no usable text: it is empty or blank");
     report(file);
     return file;
@@ -57,6 +57,14 @@ class CorpusReader {
       ++n_bos_texts_;
     }
     append(tokenizer_.encode(text, false), file);
+  }
+
+  void read_text(const SourceText& source, FileDocuments& file) {
+    try {
+      add_text(source.text(), file);
+    } catch (const Error& e) {
+      fail(e.kind(), source.name(), "{}", e.message());  // it is the text that does not fit: name its file, not the model's
+    }
   }
 
   void append(const std::vector<TokenId>& ids, FileDocuments& file) {

@@ -57,7 +57,7 @@ TEST(Kvcalib, HelpVersionAndConfig) {
   EXPECT_EQ(json::parse(again.out)["seed"], 5);
   EXPECT_EQ(json::parse(again.out)["seq_len"], 256);
   write_file(s.folder.file("bad.toml"), "nonsense=1\n");
-  expect_refusal(run_program("kvcalib", {"--config", s.folder.file("bad.toml"), "--dry-run"}), 2, {"--config"});
+  expect_refusal(run_program("kvcalib", {"--config", s.folder.file("bad.toml"), "--dry-run"}), 2, {"--config", "bad.toml", "--print-config"});
 }
 
 TEST(Kvcalib, UsageErrors) {

@@ -45,6 +45,18 @@ void install_signal_handlers() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
+/// FILE of `--config FILE` or `--config=FILE` as the user gave it.
+std::string config_path(int argc, char** argv) {
+  const std::string name = "--config";
+  std::string path;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == name && i + 1 < argc) path = argv[i + 1];
+    if (word.rfind(name + "=", 0) == 0) path = word.substr(name.size() + 1);
+  }
+  return to_valid_utf8(path);
+}
+
 double monotonic_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -127,9 +139,9 @@ int run_program(int argc, char** argv, const Program& program) {
   } catch (const CLI::CallForVersion& e) {
     return app.exit(e);
   } catch (const CLI::FileError&) {
-    fail(ErrorKind::kNotFound, "--config", "the file cannot be read");
+    fail(ErrorKind::kNotFound, "--config " + config_path(argc, argv), "the file cannot be read");
   } catch (const CLI::ConfigError&) {
-    fail(ErrorKind::kUsage, "--config", "the file names an option that {} does not have, or is not TOML", program.name);
+    fail(ErrorKind::kUsage, "--config " + config_path(argc, argv), "names an option that {0} does not have, or is not TOML; {0} --print-config shows the names", program.name);
   } catch (const CLI::ParseError& e) {
     fail(ErrorKind::kUsage, program.name, "{}; see {} --help", describe_parse_error(app, e), program.name);
   }

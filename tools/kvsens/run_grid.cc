@@ -54,6 +54,7 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
         for (std::size_t u = 0; u < result.units.size(); ++u) {
           const double mean = result.scores.at(metric).mean[result.index(u, s, 0)];
           if (result.units[u].side != side || std::isnan(mean)) continue;
+          if (side == Side::kV && metric == "attn_kl") continue;  // 0 by definition: values do not enter the scores
           sum += mean;
           any = true;
         }
