@@ -1,5 +1,6 @@
 #include "tools/common/option_values.h"
 
+#include <filesystem>
 #include <charconv>
 #include <cmath>
 
@@ -114,6 +115,16 @@ CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& valu
 
 CLI::Option* add_flag(CLI::App& app, const std::string& names, bool& value, const std::string& help, const std::string& group) {
   return app.add_flag(names, value, help)->group(group);
+}
+
+void check_output(const std::string& output) {
+  if (output.empty()) fail(ErrorKind::kUsage, "--output", "is empty, expected a file name");
+  const std::filesystem::path path(output);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) fail(ErrorKind::kUsage, output, "is a folder, expected a file name for --output");
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  if (!std::filesystem::is_directory(folder, error))
+    fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", to_valid_utf8(folder.string()));
 }
 
 }  // namespace calib::tools

@@ -33,4 +33,8 @@ CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& valu
                       const std::string& group, const std::string& type_name = "TEXT");
 CLI::Option* add_flag(CLI::App& app, const std::string& names, bool& value, const std::string& help, const std::string& group);
 
+/// `--output` that cannot be written is found before the model runs, not after.
+/// Throws: kUsage (empty, a folder), kNotFound (its folder does not exist).
+void check_output(const std::string& output);
+
 }  // namespace calib::tools

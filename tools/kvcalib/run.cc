@@ -41,16 +41,6 @@ Totals token_diversity(const std::vector<text::Document>& documents) {
   return {static_cast<std::int64_t>(counts.size()), total ? static_cast<double>(largest) / static_cast<double>(total) : 0.0};
 }
 
-/// A path that cannot be written is found before the model runs, not after.
-void check_output(const std::string& output) {
-  const std::filesystem::path path(output);
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) fail(ErrorKind::kUsage, output, "is a folder, expected a file name for --output");
-  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  if (!std::filesystem::is_directory(folder, error))
-    fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", to_valid_utf8(folder.string()));
-}
-
 class Run {
  public:
   Run(const KvcalibOptions& options, const Invocation& call)

@@ -7,6 +7,7 @@
 #include "libcalib/model/streaming_runner.h"
 #include "libcalib/plan/verify.h"
 #include "libcalib/quant/calibrated_params.h"
+#include "tools/common/option_values.h"
 
 namespace calib::tools {
 
@@ -47,16 +48,6 @@ sens::ParamsProvider Statistics::provider() const {
     if (found == fitted_.end()) found = fitted_.emplace(key, quant::fit_params(scheme, side, layer(layer_idx), n_sinks)).first;
     return found->second;
   };
-}
-
-void check_output(const std::string& output) {
-  if (output.empty()) fail(ErrorKind::kUsage, "--output", "is empty, expected a file name");
-  const std::filesystem::path path(output);
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) fail(ErrorKind::kUsage, output, "is a folder, expected a file name for --output");
-  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  if (!std::filesystem::is_directory(folder, error))
-    fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", to_valid_utf8(folder.string()));
 }
 
 double forward_seconds(const Inputs& in) {

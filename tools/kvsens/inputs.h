@@ -12,6 +12,7 @@
 #include "libcalib/model/streaming_model.h"
 #include "libcalib/sens/candidates.h"
 #include "libcalib/text/corpus.h"
+#include "tools/common/option_values.h"
 #include "tools/common/progress.h"
 #include "tools/common/run_options.h"
 
@@ -44,9 +45,6 @@ class Statistics {
   mutable std::size_t layer_idx_ = 0;
   mutable std::map<std::tuple<std::size_t, Side, std::string, std::int64_t>, quant::SchemeParams> fitted_;
 };
-
-/// A path that cannot be written is found before the model runs.
-void check_output(const std::string& path);
 
 /// Seconds of one bare forward pass over the text, from sizes and one measured matrix product.
 double forward_seconds(const Inputs& in);
