@@ -23,6 +23,7 @@ LIBRARIES = {
     "pcre2": ("pcre2.h",),
     "utf8proc": ("utf8proc.h",),
     "hdf5": ("hdf5.h", "H5"),
+    "zlib": ("zlib.h",),
     "valijson": ("valijson/",),
     "cli11": ("CLI/",),
     "libtorch": ("ATen/", "c10/", "torch/"),
@@ -31,7 +32,7 @@ LIBRARIES = {
 STANDARD_FOLDERS = {"sys", "linux", "netinet", "arpa"}
 
 # Headers heavy or invasive enough that no public header may pass them on.
-SOURCE_ONLY = {"hdf5", "nlohmann", "cli11", "libtorch"}
+SOURCE_ONLY = {"hdf5", "zlib", "nlohmann", "cli11", "libtorch"}
 HEADER_EXCEPTIONS = {("libtorch", "libcalib/model/torch_block.h")}
 HEADER_ALLOWED = {"nlohmann/json_fwd.hpp"}
 

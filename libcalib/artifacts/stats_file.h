@@ -48,8 +48,8 @@ struct StatsFile {
 /// and not before; destruction without finish() leaves nothing behind.
 class StatsWriter {
  public:
-  /// Throws: kIo, kNotFound (the folder).
-  StatsWriter(const std::string& path, const StatsHeader& header);
+  /// `pool` outlives this object. Throws: kIo, kNotFound (the folder).
+  StatsWriter(const std::string& path, const StatsHeader& header, ThreadPool& pool);
   ~StatsWriter();
   StatsWriter(StatsWriter&&) noexcept;
 

@@ -58,17 +58,22 @@ void write_sketches(H5Writer& file, const std::string& group, const TensorStats&
   else write_counts(counts);
 }
 
-void write_quantiles(H5Writer& file, const std::string& name, const TensorStats& tensor, std::span<const double> probabilities, bool absolute) {
-  std::vector<double> out;
-  for (int h = 0; h < tensor.n_heads; ++h)
-    for (int c = 0; c < tensor.head_dim; ++c)
-      for (const double p : probabilities) out.push_back(absolute ? tensor.abs_quantile(h, c, p) : tensor.quantile(h, c, p));
+void write_quantiles(H5Writer& file, ThreadPool& pool, const std::string& name, const TensorStats& tensor, std::span<const double> probabilities,
+                     bool absolute) {
+  std::vector<double> out(tensor.n_channels() * probabilities.size());
+  pool.parallel_for(tensor.n_heads, [&](std::int64_t head) {
+    const int h = static_cast<int>(head);
+    for (int c = 0; c < tensor.head_dim; ++c) {
+      const std::vector<double> values = absolute ? tensor.abs_quantiles(h, c, probabilities) : tensor.quantiles(h, c, probabilities);
+      std::copy(values.begin(), values.end(), out.begin() + static_cast<std::ptrdiff_t>(tensor.index(h, c) * probabilities.size()));
+    }
+  });
   file.write(name, view(out), {tensor.n_heads, tensor.head_dim, static_cast<std::int64_t>(probabilities.size())});
   file.attribute(name, "p", probabilities);
   if (tensor.n_tokens() < stats::kLowCount) file.attribute(name, "low_n", tensor.n_tokens());
 }
 
-void write_tensor(H5Writer& file, const std::string& group, const TensorStats& tensor) {
+void write_tensor(H5Writer& file, ThreadPool& pool, const std::string& group, const TensorStats& tensor) {
   const Shape channels = {tensor.n_heads, tensor.head_dim};
   using stats::Extrema;
   using stats::Moments;
@@ -80,14 +85,14 @@ void write_tensor(H5Writer& file, const std::string& group, const TensorStats& t
   write_field<float>(file, group + "/min", tensor.extrema, channels, [](const Extrema& e) { return e.min; });
   write_field<float>(file, group + "/max", tensor.extrema, channels, [](const Extrema& e) { return e.max; });
   write_field<float>(file, group + "/absmax", tensor.extrema, channels, [](const Extrema& e) { return e.absmax(); });
-  write_quantiles(file, group + "/abs_quantiles", tensor, stats::kAbsQuantiles, true);
-  write_quantiles(file, group + "/signed_quantiles", tensor, stats::kSignedQuantiles, false);
+  write_quantiles(file, pool, group + "/abs_quantiles", tensor, stats::kAbsQuantiles, true);
+  write_quantiles(file, pool, group + "/signed_quantiles", tensor, stats::kSignedQuantiles, false);
   write_sketches(file, group + "/sketch", tensor, channels);
 }
 
-void write_split(H5Writer& file, const std::string& group, const LayerStats::Split& split) {
-  write_tensor(file, group, split.body);
-  write_tensor(file, group + "/sink", split.sink);
+void write_split(H5Writer& file, ThreadPool& pool, const std::string& group, const LayerStats::Split& split) {
+  write_tensor(file, pool, group, split.body);
+  write_tensor(file, pool, group + "/sink", split.sink);
 }
 
 void write_gram(H5Writer& file, const std::string& name, const GramAccumulator& gram, bool eigenvalues) {
@@ -199,14 +204,16 @@ void write_reference(H5Writer& file, const ReferenceSummary& reference) {
 }  // namespace
 
 struct StatsWriter::Impl {
-  Impl(const std::string& path, const StatsHeader& header) : path(path), header(header), file(path, kStatsSchema, kStatsVersion) {}
+  Impl(const std::string& path, const StatsHeader& header, ThreadPool& pool)
+      : path(path), header(header), pool(pool), file(path, kStatsSchema, kStatsVersion, &pool) {}
   std::string path;
   StatsHeader header;
+  ThreadPool& pool;
   H5Writer file;
   std::size_t n_added = 0;
 };
 
-StatsWriter::StatsWriter(const std::string& path, const StatsHeader& header) : impl_(std::make_unique<Impl>(path, header)) {
+StatsWriter::StatsWriter(const std::string& path, const StatsHeader& header, ThreadPool& pool) : impl_(std::make_unique<Impl>(path, header, pool)) {
   H5Writer& file = impl_->file;
   file.attribute("/", "n_sinks", header.n_sinks);
   file.attribute("/", "rows_per_document", header.rows_per_document);
@@ -230,11 +237,11 @@ void StatsWriter::add_layer(const LayerStats& layer) {
   H5Writer& file = impl_->file;
   const std::string group = layer_group(layer.geometry().index);
   const std::int64_t n_kv = layer.geometry().n_kv_heads, d = layer.geometry().head_dim;
-  write_split(file, group + "/k_pre", layer.k_pre);
-  write_split(file, group + "/k_post", layer.k_post);
-  write_split(file, group + "/v", layer.v);
-  write_split(file, group + "/q_pre", layer.q_pre);
-  write_split(file, group + "/q_post", layer.q_post);
+  write_split(file, impl_->pool, group + "/k_pre", layer.k_pre);
+  write_split(file, impl_->pool, group + "/k_post", layer.k_post);
+  write_split(file, impl_->pool, group + "/v", layer.v);
+  write_split(file, impl_->pool, group + "/q_pre", layer.q_pre);
+  write_split(file, impl_->pool, group + "/q_post", layer.q_post);
   write_outliers(file, group + "/outliers", layer);
   file.write(group + "/pair_absmax", view(layer.pair_absmax), {n_kv, d / 2});
   write_gram(file, group + "/query_moment", layer.query_moment, false);
@@ -260,7 +267,8 @@ void StatsWriter::finish(const ReferenceSummary& reference, double seconds) {
 }
 
 void write_stats_file(const std::string& path, const StatsFile& stats) {
-  StatsWriter writer(path, stats.header);
+  ThreadPool alone(1);
+  StatsWriter writer(path, stats.header, alone);
   for (const LayerStats& layer : stats.layers) writer.add_layer(layer);
   writer.finish(stats.reference, stats.header.provenance.seconds);
 }

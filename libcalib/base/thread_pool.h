@@ -1,18 +1,17 @@
 #pragma once
-// A fixed set of worker threads and one parallel loop.
+// A number of threads and one parallel loop.
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 
 namespace calib {
 
-/// `body(i)` for i in [0, n). Which worker runs which i is unspecified: results must not depend on it.
+/// `body(i)` for i in [0, n). Which thread runs which i is unspecified: results must not depend on it. The threads are those
+/// of OpenMP, which libtorch uses too: two teams would spend the cores on waiting for each other.
 class ThreadPool {
  public:
   /// n_threads >= 1 counts the calling thread, which works too.
   explicit ThreadPool(int n_threads);
-  ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
@@ -21,9 +20,7 @@ class ThreadPool {
   void parallel_for(std::int64_t n, const std::function<void(std::int64_t)>& body);
 
  private:
-  struct Impl;
   int n_threads_;
-  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace calib

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "libcalib/base/thread_pool.h"
+
 namespace calib::io {
 
 using Shape = std::vector<std::int64_t>;
@@ -16,13 +18,14 @@ inline constexpr std::size_t kMaxAttributeBytes = 60 * 1024;
 /// kDeflate: zlib level 1, for large arrays of small counts.
 enum class Packing { kPlain, kDeflate };
 
-/// Writes one file through AtomicFile. Every array is one dataset with a Fletcher-32 checksum; groups come into being with
+/// Writes one file through AtomicFile. Every array is one dataset with a checksum (Fletcher-32, or that of its compression); groups come into being with
 /// their first member; nothing in the file depends on the time of writing. Names are absolute: "/layers/00/k_pre/mean".
 /// Throws kIo with the cause (disk full, file size limit, locked target) and kInternal for a name used twice.
 class H5Writer {
  public:
   /// Root attributes `schema` and `schema_version` are written at once, `complete` by finish().
-  H5Writer(const std::string& path, const std::string& schema, int schema_version);
+  /// `pool` compresses kDeflate arrays; it outlives this object. Without one the caller's thread does.
+  H5Writer(const std::string& path, const std::string& schema, int schema_version, ThreadPool* pool = nullptr);
   ~H5Writer();
   H5Writer(H5Writer&&) noexcept;
 

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <set>
 
 #include <fcntl.h>
 #include <hdf5.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include "libcalib/base/error.h"
 #include "libcalib/base/utf8.h"
@@ -16,6 +18,8 @@ namespace calib::io {
 namespace {
 
 constexpr std::size_t kMaxChunkBytes = 1 << 20;
+constexpr std::size_t kPackedChunkBytes = 128 << 10;  // small enough for all threads to have some
+constexpr int kDeflateLevel = 1;
 constexpr std::size_t kMaxPaddedStrings = 64u << 20;  // past this, padding to the longest string is waste
 
 // HDF5 strings end at a zero byte for some readers, so a zero inside becomes U+FFFD like other bytes that cannot stay.
@@ -40,10 +44,12 @@ H5Handle string_type(std::size_t size) {
 std::string shape_text(const Shape& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
 struct H5Writer::Impl {
-  explicit Impl(const std::string& path) : path(path), target(path) {}
+  Impl(const std::string& path, ThreadPool* pool) : path(path), target(path), pool(pool ? pool : &alone) {}
 
   std::string path;
   AtomicFile target;
+  ThreadPool alone{1};
+  ThreadPool* pool;
   H5Handle file, link_properties;
   std::set<std::string> groups, datasets;
 
@@ -74,27 +80,60 @@ struct H5Writer::Impl {
     const H5Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose);
     const H5Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_obj_track_times(properties.get(), false);
+    std::vector<hsize_t> chunk = dims;
     if (n > 0) {  // checksums need chunks
-      std::vector<hsize_t> chunk = dims;
       const auto bytes = [&] {
         std::size_t b = element_bytes;
         for (const hsize_t c : chunk) b *= c;
         return b;
       };
-      for (std::size_t i = 0; i < chunk.size() && bytes() > kMaxChunkBytes;)
+      const std::size_t most = packing == Packing::kDeflate ? kPackedChunkBytes : kMaxChunkBytes;
+      for (std::size_t i = 0; i < chunk.size() && bytes() > most;)
         if (chunk[i] == 1) ++i;
         else chunk[i] = (chunk[i] + 1) / 2;
       H5Pset_chunk(properties.get(), static_cast<int>(chunk.size()), chunk.data());
       if (H5Tis_variable_str(stored_type) <= 0) {  // the library has neither for strings of variable length
-        if (packing == Packing::kDeflate) H5Pset_deflate(properties.get(), 1);
-        H5Pset_fletcher32(properties.get());
+        if (packing == Packing::kDeflate) H5Pset_deflate(properties.get(), kDeflateLevel);  // has a checksum of its own
+        else H5Pset_fletcher32(properties.get());
         H5Pset_fill_time(properties.get(), H5D_FILL_TIME_NEVER);
       }
     }
     H5Handle dataset(H5Dcreate2(file.get(), name.c_str(), stored_type, space.get(), link_properties.get(), properties.get(), H5P_DEFAULT), H5Dclose);
     if (!dataset.valid()) failed(name);
-    if (n > 0 && H5Dwrite(dataset.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) < 0) failed(name);
+    if (n > 0) {
+      // Rows of a table on a little-endian machine are stored as they are: threads compress them, HDF5 only places them.
+      const bool as_it_is = packing == Packing::kDeflate && H5Tequal(stored_type, memory_type) > 0 && std::equal(dims.begin() + 1, dims.end(), chunk.begin() + 1);
+      if (as_it_is) write_compressed(name, dataset.get(), static_cast<const std::byte*>(values), dims, chunk[0], element_bytes);
+      else if (H5Dwrite(dataset.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) < 0) failed(name);
+    }
     if (!dataset.reset()) failed(name);
+  }
+
+  void write_compressed(const std::string& name, hid_t dataset, const std::byte* values, const std::vector<hsize_t>& dims, hsize_t chunk_rows,
+                        std::size_t element_bytes) {
+    std::size_t row_bytes = element_bytes;
+    for (std::size_t i = 1; i < dims.size(); ++i) row_bytes *= dims[i];
+    const std::size_t chunk_bytes = chunk_rows * row_bytes;
+    std::vector<std::vector<Bytef>> packed((dims[0] + chunk_rows - 1) / chunk_rows);
+    pool->parallel_for(static_cast<std::int64_t>(packed.size()), [&](std::int64_t i) {
+      const std::size_t first = static_cast<std::size_t>(i) * chunk_bytes, size = std::min(chunk_bytes, static_cast<std::size_t>(dims[0]) * row_bytes - first);
+      std::vector<std::byte> padded;  // a chunk is whole in the file, also where the table ends
+      if (size < chunk_bytes) {
+        padded.assign(values + first, values + first + size);
+        padded.resize(chunk_bytes);
+      }
+      std::vector<Bytef>& out = packed[static_cast<std::size_t>(i)];
+      uLongf n = compressBound(chunk_bytes);
+      out.resize(n);
+      const auto* from = reinterpret_cast<const Bytef*>(padded.empty() ? values + first : padded.data());
+      if (compress2(out.data(), &n, from, chunk_bytes, kDeflateLevel) != Z_OK) throw std::bad_alloc();
+      out.resize(n);
+    });
+    std::vector<hsize_t> offset(dims.size(), 0);
+    for (const std::vector<Bytef>& chunk : packed) {
+      if (H5Dwrite_chunk(dataset, H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()) < 0) failed(name);
+      offset[0] += chunk_rows;
+    }
   }
 
   void attribute(const std::string& object, const std::string& name, hid_t stored_type, hid_t memory_type, const void* value,
@@ -107,7 +146,7 @@ struct H5Writer::Impl {
   }
 };
 
-H5Writer::H5Writer(const std::string& path, const std::string& schema, int schema_version) {
+H5Writer::H5Writer(const std::string& path, const std::string& schema, int schema_version, ThreadPool* pool) {
   h5_start();
   const int old = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (old >= 0) {
@@ -119,7 +158,7 @@ H5Writer::H5Writer(const std::string& path, const std::string& schema, int schem
     }
     ::close(old);
   }
-  impl_ = std::make_unique<Impl>(path);
+  impl_ = std::make_unique<Impl>(path, pool);
   h5_check_lock(impl_->target.descriptor(), true, path);
 
   const H5Handle access = h5_file_access(true), creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);

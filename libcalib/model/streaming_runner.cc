@@ -14,6 +14,7 @@
 #include "libcalib/model/hidden_store.h"
 #include "libcalib/model/row_sampling.h"
 #include "libcalib/model/torch_block.h"
+#include "libcalib/stats/tile_kernels.h"
 
 namespace calib::model {
 namespace {
@@ -69,11 +70,19 @@ at::Tensor sampled_attention(const LayerGeometry& layer, const at::Tensor& q_pos
   std::vector<at::Tensor> heads;
   for (std::int64_t h = 0; h < layer.n_kv_heads; ++h) heads.push_back(linear_map(q.select(0, h), k.select(0, h)));
   at::Tensor scores = at::stack(heads).view({layer.n_q_heads, n_rows, n});
-  const at::Tensor distance = row.unsqueeze(1) - at::arange(n, on_device).unsqueeze(0);
-  at::Tensor hidden_keys = distance.lt(0);
-  if (layer.sliding_window > 0) hidden_keys = at::logical_or(hidden_keys, distance.ge(layer.sliding_window));
-  scores.masked_fill_(hidden_keys, -std::numeric_limits<double>::infinity());
-  return to_host_f32(at::softmax(scores, -1));
+  scores = to_host_f32(scores);
+  float* const p = scores.data_ptr<float>();
+  at::parallel_for(0, layer.n_q_heads * n_rows, 8, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t last = rows[static_cast<std::size_t>(i % n_rows)] + 1;
+      const std::int64_t first = layer.sliding_window > 0 ? std::max<std::int64_t>(0, last - layer.sliding_window) : 0;
+      float* const keys = p + i * n;
+      std::fill(keys, keys + first, 0.0f);
+      stats::row_softmax(keys + first, static_cast<std::size_t>(last - first));
+      std::fill(keys + last, keys + n, 0.0f);
+    }
+  });
+  return scores;
 }
 
 /// Runs one call into libtorch; what it throws becomes ours, without its text.

@@ -1,13 +1,13 @@
 #include "libcalib/model/tensor_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <bit>
+#include <cstdint>
 #include <cstring>
-#include <list>
+#include <map>
 #include <mutex>
-#include <new>
 #include <unordered_map>
 
 #include <c10/core/Allocator.h>
@@ -16,47 +16,57 @@
 namespace calib::model {
 namespace {
 
-constexpr std::size_t kSmallestBlock = std::size_t{1} << 20;
+constexpr std::size_t kSmallestBlock = std::size_t{1} << 20, kGranule = std::size_t{64} << 10, kHugePage = std::size_t{2} << 20;
 
-/// Sizes are rounded up to eighths of a power of two, so that nearly equal tensors share blocks.
-std::size_t block_size(std::size_t n) {
-  const std::size_t step = std::max<std::size_t>(std::bit_floor(n) / 8, 4096);
-  return (n + step - 1) / step * step;
-}
-
-class BlockCache {
+/// One reserved range of addresses. Blocks take the lowest free place that holds them, so that the same pages serve again and
+/// again and all of them lie close together; neighbours that become free merge.
+class Arena {
  public:
-  /// nullptr if the system has no more.
+  Arena() {
+    const std::size_t wanted = 2 * static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const std::size_t size = (wanted + kHugePage - 1) / kHugePage * kHugePage;
+    void* const data = ::mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) return;  // limited address space: libtorch's own allocator does
+    base_ = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage);
+    ::madvise(base_, size, MADV_HUGEPAGE);
+    size_ = size;
+    free_.emplace(0, size);
+  }
+
+  /// nullptr if no place is large enough.
   void* take(std::size_t n) {
-    const std::size_t size = block_size(n);
+    const std::size_t size = (n + kGranule - 1) / kGranule * kGranule;
     const std::lock_guard lock(mutex_);
-    const auto it = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& b) { return b.size == size; });
-    void* data = nullptr;
-    if (it != kept_.rend()) {
-      data = it->data;
-      kept_.erase(std::next(it).base());
-      bytes_.kept -= static_cast<std::int64_t>(size);
-    }
+    const auto place = std::find_if(free_.begin(), free_.end(), [&](const auto& range) { return range.second >= size; });
+    if (place == free_.end()) return nullptr;
+    const auto [offset, room] = *place;
+    free_.erase(place);
+    if (room > size) free_.emplace(offset + size, room - size);
+    live_.emplace(offset, size);
     bytes_.live += static_cast<std::int64_t>(size);
     bytes_.peak_live = std::max(bytes_.peak_live, bytes_.live);
-    while (!kept_.empty() && bytes_.live + bytes_.kept > bytes_.peak_live) drop_oldest();
-    if (!data) data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) {
-      bytes_.live -= static_cast<std::int64_t>(size);
-      return nullptr;
-    }
-    live_.emplace(data, size);
-    return data;
+    bytes_.touched = std::max(bytes_.touched, static_cast<std::int64_t>(offset + size));
+    return base_ + offset;
   }
   /// False if the block is not one of ours.
   bool give_back(void* data) {
+    if (data < base_ || data >= base_ + size_) return false;
     const std::lock_guard lock(mutex_);
-    const auto it = live_.find(data);
-    if (it == live_.end()) return false;
-    bytes_.live -= static_cast<std::int64_t>(it->second);
-    bytes_.kept += static_cast<std::int64_t>(it->second);
-    kept_.push_back({data, it->second});
-    live_.erase(it);
+    const auto block = live_.find(static_cast<std::size_t>(static_cast<char*>(data) - base_));
+    auto [offset, size] = *block;
+    live_.erase(block);
+    bytes_.live -= static_cast<std::int64_t>(size);
+    auto next = free_.upper_bound(offset);
+    if (next != free_.end() && offset + size == next->first) {
+      size += next->second;
+      next = free_.erase(next);
+    }
+    if (next != free_.begin())
+      if (const auto before = std::prev(next); before->first + before->second == offset) {
+        before->second += size;
+        return true;
+      }
+    free_.emplace(offset, size);
     return true;
   }
   TensorMemory bytes() const {
@@ -65,26 +75,17 @@ class BlockCache {
   }
 
  private:
-  struct Block {
-    void* data;
-    std::size_t size;
-  };
-  void drop_oldest() {
-    const Block block = kept_.front();
-    kept_.pop_front();
-    bytes_.kept -= static_cast<std::int64_t>(block.size);
-    ::munmap(block.data, block.size);
-  }
-
   mutable std::mutex mutex_;
-  std::list<Block> kept_;  // oldest first
-  std::unordered_map<void*, std::size_t> live_;
+  char* base_ = nullptr;
+  std::size_t size_ = 0;
+  std::map<std::size_t, std::size_t> free_;  // offset -> size
+  std::unordered_map<std::size_t, std::size_t> live_;
   TensorMemory bytes_;
 };
 
 /// Never destroyed: tensors in static storage may outlive every other object.
-BlockCache& cache() {
-  static auto* const instance = new BlockCache;
+Arena& arena() {
+  static auto* const instance = new Arena;
   return *instance;
 }
 
@@ -92,15 +93,14 @@ c10::Allocator* g_small = nullptr;  // libtorch's own, for everything else
 
 /// Some callers allocate with one call and free with another: the address alone says whose block it is.
 void release(void* data) {
-  if (!cache().give_back(data)) g_small->raw_deallocate(data);
+  if (!arena().give_back(data)) g_small->raw_deallocate(data);
 }
 
 class ReusingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t n) override {
-    if (n < kSmallestBlock) return g_small->allocate(n);
-    void* data = cache().take(n);
-    if (!data) throw std::bad_alloc();
+    void* const data = n < kSmallestBlock ? nullptr : arena().take(n);
+    if (!data) return g_small->allocate(n);
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -117,6 +117,6 @@ void reuse_tensor_memory() {
   });
 }
 
-TensorMemory tensor_memory() { return cache().bytes(); }
+TensorMemory tensor_memory() { return arena().bytes(); }
 
 }  // namespace calib::model

@@ -5,14 +5,14 @@
 
 namespace calib::model {
 
-/// From now on freed CPU tensors of 1 MiB and more are kept for the next tensor of their size instead of going back to the
-/// system, which would clear every page anew for each activation. What is kept never adds to the peak: live and kept blocks
-/// together stay within the most that live ones alone have needed. Process-wide; later calls do nothing. Thread-safe.
+/// From now on CPU tensors of 1 MiB and more live in one range of addresses whose freed pages serve the next tensor instead of
+/// going back to the system, which would clear every page anew for each activation. The pages ever touched stay close to the
+/// most that live tensors alone have needed. Process-wide; later calls do nothing. Thread-safe.
 void reuse_tensor_memory();
 
-/// Bytes of live and of kept blocks; 0 before reuse_tensor_memory().
+/// Bytes of live tensors, their peak, and of the pages touched so far; 0 before reuse_tensor_memory().
 struct TensorMemory {
-  std::int64_t live = 0, kept = 0, peak_live = 0;
+  std::int64_t live = 0, peak_live = 0, touched = 0;
 };
 TensorMemory tensor_memory();
 

@@ -156,6 +156,17 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
   fail(ErrorKind::kUsage, text, "neither a preset nor KSCHEME:VSCHEME; presets: {}", known_names());
 }
 
+std::string missing_part(const Preset& preset) {
+  for (const std::string& text : {preset.k, preset.v})
+    if (const std::string reason = kvrt::check_implemented(parse_scheme(text)); !reason.empty()) return fmt::format("{}: {}", text, reason);
+  return "";
+}
+
+void check_offered(const Preset& preset) {
+  if (const std::string missing = missing_part(preset); !missing.empty())
+    fail(ErrorKind::kUnsupported, preset.name, "{}; `kvplan list presets` shows what this version offers", missing);
+}
+
 CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
   if (text == "default" || text == "default-1") {
     CandidateList list;

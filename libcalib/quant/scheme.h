@@ -27,6 +27,10 @@ const std::vector<Preset>& presets();
 /// "PRESET" or "KSCHEME:VSCHEME" (then default sinks and window). A token group larger than head_dim becomes head_dim, with a note.
 /// Throws kUsage listing the known names.
 Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log = {});
+/// Empty if this version can store both sides; else which one it cannot, and why.
+std::string missing_part(const Preset& preset);
+/// Throws kUnsupported naming the preset and its missing part.
+void check_offered(const Preset& preset);
 
 /// `--candidates`: "default", preset names, scheme strings, comma-separated. Returns canonical K and V lists without duplicates.
 struct CandidateList {

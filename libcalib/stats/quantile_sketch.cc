@@ -20,6 +20,33 @@ std::uint64_t rank_of(double p, std::uint64_t n) {
   return std::clamp<std::uint64_t>(rank <= 1.0 ? 1 : static_cast<std::uint64_t>(rank), 1, n);
 }
 
+// Buckets go by in ascending order of value; each requested rank takes the value of the bucket that holds it.
+class RankWalk {
+ public:
+  RankWalk(std::span<const double> p, std::uint64_t n) : p_(p), n_(n), out_(p.size(), 0.0) {
+    CALIB_CHECK(std::is_sorted(p.begin(), p.end()));
+    rank_ = done() ? 0 : rank_of(p_[0], n_);
+  }
+  bool done() const { return n_ == 0 || next_ == p_.size(); }
+  bool reaches(std::uint64_t here) {
+    seen_ += here;
+    return !done() && seen_ >= rank_;
+  }
+  void take(double value) {
+    for (; !done() && rank_ <= seen_; rank_ = done() ? 0 : rank_of(p_[next_], n_)) out_[next_++] = value;
+  }
+  std::vector<double> result() {
+    if (!done()) fail(ErrorKind::kInternal, "quantile sketch", "rank {} lies past {} counted values", rank_, n_);
+    return std::move(out_);
+  }
+
+ private:
+  std::span<const double> p_;
+  std::uint64_t n_, seen_ = 0, rank_ = 0;
+  std::size_t next_ = 0;
+  std::vector<double> out_;
+};
+
 }  // namespace
 
 QuantileSketch::QuantileSketch(int mantissa_bits) : mantissa_bits_(mantissa_bits) {
@@ -60,25 +87,39 @@ std::uint64_t QuantileSketch::zeros() const {
   return total;
 }
 
-void QuantileSketch::add(float x) { add_strided(&x, 1, 1); }
+void QuantileSketch::add(float x) { add_rows({this, 1}, &x, 1, 1); }
 
-void QuantileSketch::add_strided(const float* x, std::size_t n, std::size_t stride) {
-  if (n == 0) return;
-  count_more(n);
-  block_at(0);
-  const int shift = 23 - mantissa_bits_;
-  const std::uint32_t mask = counters_per_octave() - 1;
-  const std::int16_t* blocks = block_of_octave_.data();
-  std::uint32_t* counters = counters_.data();
-  for (std::size_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(x[i * stride]);
-    std::int32_t block = blocks[bits >> 23];
-    if (block < 0) [[unlikely]] {
-      block = static_cast<std::int32_t>(block_at(static_cast<int>(bits >> 23)) >> mantissa_bits_);
-      counters = counters_.data();
-    }
-    ++counters[(static_cast<std::uint32_t>(block) << mantissa_bits_) + ((bits >> shift) & mask)];
+// kSide sketches at a time: their counters lie apart, so that the additions do not wait for each other.
+template <int kSide>
+void QuantileSketch::add_side_by_side(QuantileSketch* sketches, const float* x, std::size_t n_rows, std::size_t stride) {
+  const int mantissa_bits = sketches[0].mantissa_bits_, shift = 23 - mantissa_bits;
+  const std::uint32_t mask = sketches[0].counters_per_octave() - 1;
+  const std::int16_t* blocks[kSide];
+  std::uint32_t* counters[kSide];
+  for (int j = 0; j < kSide; ++j) {
+    sketches[j].count_more(n_rows);
+    sketches[j].block_at(0);
+    blocks[j] = sketches[j].block_of_octave_.data();
+    counters[j] = sketches[j].counters_.data();
   }
+  for (std::size_t i = 0; i < n_rows; ++i)
+    for (int j = 0; j < kSide; ++j) {
+      const auto bits = std::bit_cast<std::uint32_t>(x[i * stride + static_cast<std::size_t>(j)]);
+      std::int32_t block = blocks[j][bits >> 23];
+      if (block < 0) [[unlikely]] {
+        block = static_cast<std::int32_t>(sketches[j].block_at(static_cast<int>(bits >> 23)) >> mantissa_bits);
+        counters[j] = sketches[j].counters_.data();
+      }
+      ++counters[j][(static_cast<std::uint32_t>(block) << mantissa_bits) + ((bits >> shift) & mask)];
+    }
+}
+
+void QuantileSketch::add_rows(std::span<QuantileSketch> sketches, const float* x, std::size_t n_rows, std::size_t stride) {
+  if (n_rows == 0) return;
+  constexpr std::size_t kSide = 8;
+  std::size_t c = 0;
+  for (; c + kSide <= sketches.size(); c += kSide) add_side_by_side<kSide>(&sketches[c], x + c, n_rows, stride);
+  for (; c < sketches.size(); ++c) add_side_by_side<1>(&sketches[c], x + c, n_rows, stride);
 }
 
 void QuantileSketch::merge(const QuantileSketch& other) {
@@ -115,57 +156,50 @@ std::vector<QuantileSketch::Octave> QuantileSketch::octaves() const {
   return out;
 }
 
+const std::uint32_t* QuantileSketch::counts_of(int octave) const {
+  const std::int16_t block = block_of_octave_[static_cast<std::size_t>(octave)];
+  return block > 0 ? counters_.data() + (static_cast<std::size_t>(block) << mantissa_bits_) : nullptr;
+}
+
 double QuantileSketch::midpoint(int octave, std::uint32_t sub_bucket) const {
   const double fraction = (static_cast<double>(sub_bucket) + 0.5) / static_cast<double>(counters_per_octave());
   const double magnitude = std::ldexp(1.0 + fraction, octave % kSignOctaves - 127);
   return octave >= kNegative ? -magnitude : magnitude;
 }
 
-double QuantileSketch::quantile(double p) const {
-  if (count_ == 0) return 0.0;
-  std::uint64_t left = rank_of(p, count_);
+std::vector<double> QuantileSketch::quantiles(std::span<const double> p) const {
+  RankWalk walk(p, count_);
   // Ascending order of x: negative octaves from the largest magnitude down, zeros, positive octaves up.
-  for (int octave = kOctaves - 1; octave >= kNegative + kMinExponent; --octave) {
-    const std::int16_t block = block_of_octave_[static_cast<std::size_t>(octave)];
-    for (std::uint32_t i = counters_per_octave(); block > 0 && i-- > 0;) {
-      const std::uint32_t here = counters_[(static_cast<std::size_t>(block) << mantissa_bits_) + i];
-      if (left <= here) return midpoint(octave, i);
-      left -= here;
-    }
+  for (int octave = kOctaves - 1; !walk.done() && octave >= kNegative + kMinExponent; --octave) {
+    const std::uint32_t* counts = counts_of(octave);
+    for (std::uint32_t i = counters_per_octave(); counts != nullptr && i-- > 0;)
+      if (walk.reaches(counts[i])) walk.take(midpoint(octave, i));
   }
-  const std::uint64_t n_zeros = zeros();
-  if (left <= n_zeros) return 0.0;
-  left -= n_zeros;
-  for (int octave = kMinExponent; octave < kNegative; ++octave) {
-    const std::int16_t block = block_of_octave_[static_cast<std::size_t>(octave)];
-    for (std::uint32_t i = 0; block > 0 && i < counters_per_octave(); ++i) {
-      const std::uint32_t here = counters_[(static_cast<std::size_t>(block) << mantissa_bits_) + i];
-      if (left <= here) return midpoint(octave, i);
-      left -= here;
-    }
+  if (!walk.done() && walk.reaches(zeros())) walk.take(0.0);
+  for (int octave = kMinExponent; !walk.done() && octave < kNegative; ++octave) {
+    const std::uint32_t* counts = counts_of(octave);
+    for (std::uint32_t i = 0; counts != nullptr && i < counters_per_octave(); ++i)
+      if (walk.reaches(counts[i])) walk.take(midpoint(octave, i));
   }
-  fail(ErrorKind::kInternal, "quantile sketch", "rank {} lies past {} counted values", rank_of(p, count_), count_);
+  return walk.result();
 }
 
-double QuantileSketch::abs_quantile(double p) const {
-  if (count_ == 0) return 0.0;
-  std::uint64_t left = rank_of(p, count_);
-  const std::uint64_t n_zeros = zeros();
-  if (left <= n_zeros) return 0.0;
-  left -= n_zeros;
-  for (int exponent = kMinExponent; exponent < 255; ++exponent) {
-    const std::int16_t positive = block_of_octave_[static_cast<std::size_t>(exponent)];
-    const std::int16_t negative = block_of_octave_[static_cast<std::size_t>(kNegative + exponent)];
+std::vector<double> QuantileSketch::abs_quantiles(std::span<const double> p) const {
+  RankWalk walk(p, count_);
+  if (!walk.done() && walk.reaches(zeros())) walk.take(0.0);
+  for (int exponent = kMinExponent; !walk.done() && exponent < 255; ++exponent) {
+    const std::uint32_t *positive = counts_of(exponent), *negative = counts_of(kNegative + exponent);
+    if (positive == nullptr && negative == nullptr) continue;
     for (std::uint32_t i = 0; i < counters_per_octave(); ++i) {
-      std::uint64_t here = 0;
-      if (positive > 0) here += counters_[(static_cast<std::size_t>(positive) << mantissa_bits_) + i];
-      if (negative > 0) here += counters_[(static_cast<std::size_t>(negative) << mantissa_bits_) + i];
-      if (left <= here) return midpoint(exponent, i);
-      left -= here;
+      const std::uint64_t here = std::uint64_t{positive ? positive[i] : 0} + (negative ? negative[i] : 0);
+      if (walk.reaches(here)) walk.take(midpoint(exponent, i));
     }
   }
-  fail(ErrorKind::kInternal, "quantile sketch", "rank {} lies past {} counted values", rank_of(p, count_), count_);
+  return walk.result();
 }
+
+double QuantileSketch::quantile(double p) const { return quantiles({&p, 1})[0]; }
+double QuantileSketch::abs_quantile(double p) const { return abs_quantiles({&p, 1})[0]; }
 
 bool QuantileSketch::operator==(const QuantileSketch& other) const {
   if (mantissa_bits_ != other.mantissa_bits_ || count_ != other.count_ || zeros() != other.zeros()) return false;

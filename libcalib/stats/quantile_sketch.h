@@ -25,15 +25,18 @@ class QuantileSketch {
 
   /// Requires: x is finite.
   void add(float x);
-  /// Adds x[0], x[stride], … (n values). Requires: finite. Throws kNumeric past 2^32 - 1 values (counters are 32 bits).
-  void add_strided(const float* x, std::size_t n, std::size_t stride);
+  /// Adds column c of x [n_rows, sketches.size()], rows `stride` floats apart, to sketch c. Requires: finite values, equal
+  /// mantissa_bits. Throws kNumeric past 2^32 - 1 values in one sketch (counters are 32 bits).
+  static void add_rows(std::span<QuantileSketch> sketches, const float* x, std::size_t n_rows, std::size_t stride);
   /// Exact, commutative, associative. Requires: equal mantissa_bits.
   void merge(const QuantileSketch& other);
 
-  /// Midpoint of the bucket that holds the element of rank ceil(p n) in ascending order of x.
+  /// Midpoint of the bucket that holds the element of rank ceil(p n) in ascending order of x, for each p; p ascends.
   /// Range: p in [0, 1]; relative error <= 2^-(mantissa_bits + 1). Callers clamp to [min, max]. 0 if empty.
+  std::vector<double> quantiles(std::span<const double> p) const;
   double quantile(double p) const;
   /// The same for |x|.
+  std::vector<double> abs_quantiles(std::span<const double> p) const;
   double abs_quantile(double p) const;
 
   /// Octaves with counters, ascending by octave number; the canonical form that files hold.
@@ -55,6 +58,10 @@ class QuantileSketch {
   /// First counter of an octave's block, allocating it if need be.
   std::size_t block_at(int octave);
   void count_more(std::uint64_t n);
+  template <int kSide>
+  static void add_side_by_side(QuantileSketch* sketches, const float* x, std::size_t n_rows, std::size_t stride);
+  /// [counters_per_octave], null where the octave has none of its own. Requires: not empty.
+  const std::uint32_t* counts_of(int octave) const;
   double midpoint(int octave, std::uint32_t sub_bucket) const;
 
   int mantissa_bits_;

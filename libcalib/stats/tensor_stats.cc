@@ -28,15 +28,19 @@ float TensorStats::absmax() const {
   return out;
 }
 
-double TensorStats::quantile(int head, int channel, double p) const {
+std::vector<double> TensorStats::quantiles(int head, int channel, std::span<const double> p) const {
   const std::size_t i = index(head, channel);
-  if (extrema[i].empty()) return 0.0;
-  return std::clamp(sketches[i].quantile(p), static_cast<double>(extrema[i].min), static_cast<double>(extrema[i].max));
+  std::vector<double> out = sketches[i].quantiles(p);
+  if (!extrema[i].empty())
+    for (double& x : out) x = std::clamp(x, static_cast<double>(extrema[i].min), static_cast<double>(extrema[i].max));
+  return out;
 }
 
-double TensorStats::abs_quantile(int head, int channel, double p) const {
+std::vector<double> TensorStats::abs_quantiles(int head, int channel, std::span<const double> p) const {
   const std::size_t i = index(head, channel);
-  return std::min(sketches[i].abs_quantile(p), static_cast<double>(extrema[i].absmax()));
+  std::vector<double> out = sketches[i].abs_quantiles(p);
+  for (double& x : out) x = std::min(x, static_cast<double>(extrema[i].absmax()));
+  return out;
 }
 
 std::optional<TensorStats::NonFinite> TensorStats::add_head(int head, const float* x, std::int64_t n_tokens, std::int64_t token_stride) {
@@ -69,8 +73,9 @@ std::optional<TensorStats::NonFinite> TensorStats::add_head(int head, const floa
       of_tile.m4 = std::max(0.0, s4[c] - 4 * e * s3[c] + 6 * e * e * s2[c] - 3 * n * e * e * e * e);
       moments[i].merge(of_tile);
       extrema[i].merge({low[static_cast<std::size_t>(c)], high[static_cast<std::size_t>(c)]});
-      sketches[i].add_strided(tile.data() + c, static_cast<std::size_t>(n), tile.row_stride());
     }
+    QuantileSketch::add_rows(std::span(sketches).subspan(index(head, 0), static_cast<std::size_t>(head_dim)), tile.data(), static_cast<std::size_t>(n),
+                             tile.row_stride());
   }
   return std::nullopt;
 }

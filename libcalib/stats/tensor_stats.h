@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "libcalib/stats/extrema.h"
@@ -44,9 +45,11 @@ struct TensorStats {
   /// Largest |x| over the channels of one head, and over all channels.
   float head_absmax(int head) const;
   float absmax() const;
-  /// Quantile of x (or |x|), clamped to what was seen; 0 if nothing was.
-  double quantile(int head, int channel, double p) const;
-  double abs_quantile(int head, int channel, double p) const;
+  /// Quantiles of x (or |x|) for ascending p, clamped to what was seen; 0 if nothing was.
+  std::vector<double> quantiles(int head, int channel, std::span<const double> p) const;
+  std::vector<double> abs_quantiles(int head, int channel, std::span<const double> p) const;
+  double quantile(int head, int channel, double p) const { return quantiles(head, channel, {&p, 1})[0]; }
+  double abs_quantile(int head, int channel, double p) const { return abs_quantiles(head, channel, {&p, 1})[0]; }
 
   /// A value that is not finite.
   struct NonFinite {

@@ -116,11 +116,58 @@ CALIB_INLINE void entropy_sums(const float* p, std::size_t n, double* entropy, d
   *sum_squares = sq;
 }
 
+// e^x for x <= 0 from 2^k 2^f, |f| <= 1/2, f's series to the seventh power: 1e-7 relative; x below -87 gives 2^-126. NaN stays.
+CALIB_INLINE void exp_of_negative(F16& x) {
+  constexpr float kRound = 0x1.8p23f;  // added and taken off again: the nearest integer
+  F16 t = x * 1.44269504088896341f;
+  t = t < -126.0f ? (F16){} - 126.0f : t;
+  const F16 k = (t + kRound) - kRound, f = (t - k) * 0.693147180559945f;
+  const F16 series =
+      1.0f + f * (1.0f + f * (1.0f / 2 + f * (1.0f / 6 + f * (1.0f / 24 + f * (1.0f / 120 + f * (1.0f / 720 + f * (1.0f / 5040)))))));
+  const I16 exponent = (__builtin_convertvector(k, I16) + 127) << 23;
+  x = series * (F16)exponent;
+}
+
+CALIB_INLINE void softmax(float* x, std::size_t n) {
+  constexpr std::size_t kRun = 16 * kLanes;  // fp32 sums stay this short
+  float largest = x[0];
+  std::size_t i = 0;
+  if (n >= kLanes) {
+    F16 high = f16(x);
+    for (i = kLanes; i + kLanes <= n; i += kLanes) high = f16(x + i) > high ? f16(x + i) : high;
+    for (int w = 0; w < kLanes; ++w) largest = std::max(largest, high[w]);
+  }
+  for (; i < n; ++i) largest = std::max(largest, x[i]);
+  double sum = 0;
+  for (std::size_t first = 0; first < n; first += kRun) {
+    const std::size_t end = std::min(n, first + kRun);
+    F16 run = {};
+    for (i = first; i + kLanes <= end; i += kLanes) {
+      F16 p = f16(x + i) - largest;
+      exp_of_negative(p);
+      f16(x + i) = p;
+      run += p;
+    }
+    if (i < end) {
+      alignas(64) float tail[kLanes] = {};
+      std::memcpy(tail, x + i, (end - i) * sizeof(float));
+      F16 p = f16(tail) - largest;
+      exp_of_negative(p);
+      for (std::size_t w = 0; i < end; ++i, ++w) run[w] += x[i] = p[w];
+    }
+    for (int w = 0; w < kLanes; ++w) sum += static_cast<double>(run[w]);
+  }
+  const float scale = static_cast<float>(1.0 / sum);
+  for (i = 0; i + kLanes <= n; i += kLanes) f16(x + i) = f16(x + i) * scale;
+  for (; i < n; ++i) x[i] *= scale;
+}
+
 struct Kernels {
   void (*sum_extrema)(const float*, int, std::size_t, int, double*, float*, float*);
   void (*power_sums)(const float*, int, std::size_t, int, const double*, double*, double*, double*, double*);
   void (*gram_upper)(const float*, int, std::size_t, int, int, double*);
   void (*entropy_sums)(const float*, std::size_t, double*, double*);
+  void (*softmax)(float*, std::size_t);
 };
 
 // One set of entry points per instruction set; the bodies above are inlined into each.
@@ -136,7 +183,8 @@ struct Kernels {
     gram_upper(x, n, s, d, p, sum);                                                                                            \
   }                                                                                                                            \
   attribute void entropy_sums_##name(const float* p, std::size_t n, double* h, double* q) { entropy_sums(p, n, h, q); }        \
-  constexpr Kernels k##name = {sum_extrema_##name, power_sums_##name, gram_upper_##name, entropy_sums_##name};
+  attribute void softmax_##name(float* x, std::size_t n) { softmax(x, n); }                                                    \
+  constexpr Kernels k##name = {sum_extrema_##name, power_sums_##name, gram_upper_##name, entropy_sums_##name, softmax_##name};
 
 CALIB_KERNEL_SET(Baseline, )
 #if defined(__x86_64__)
@@ -195,5 +243,7 @@ void tile_gram_upper(const Tile& tile, double* sum) {
 void row_entropy(const float* p, std::size_t n, double* entropy, double* sum_squares) {
   kernels().entropy_sums(p, n, entropy, sum_squares);
 }
+
+void row_softmax(float* x, std::size_t n) { kernels().softmax(x, n); }
 
 }  // namespace calib::stats

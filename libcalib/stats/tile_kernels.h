@@ -41,6 +41,10 @@ void tile_power_sums(const Tile& tile, const double* mean, double* s1, double* s
 /// Adds x^T x (fp32 products and sums over the tile) to `sum` [dim, dim], upper triangle only.
 void tile_gram_upper(const Tile& tile, double* sum);
 
+/// Turns n >= 1 scores into their softmax, in place: fp32 exponential (2e-7 relative), sum in double over short fp32 runs. NaN or
+/// +infinity among the scores makes the whole row NaN.
+void row_softmax(float* x, std::size_t n);
+
 /// sum -p ln p (fp32 logarithm, 1e-7 relative) and sum p^2 over n values >= 0.
 void row_entropy(const float* p, std::size_t n, double* entropy, double* sum_squares);
 

@@ -162,6 +162,12 @@ void add_documents(const FileDocuments& file, int file_idx, const std::vector<st
 
 }  // namespace
 
+std::int64_t Corpus::longest() const {
+  std::size_t n = 0;
+  for (const Document& d : documents) n = std::max(n, d.ids.size());
+  return static_cast<std::int64_t>(n);
+}
+
 Corpus load_corpus(const CorpusRequest& request, const Tokenizer& tokenizer, const LogSink& log) {
   check_request(request, tokenizer);
   std::vector<DataOption> options;

@@ -30,6 +30,9 @@ struct CorpusRequest {
 struct Corpus {
   std::vector<Document> documents;
   DataIdentity identity;
+
+  /// Tokens of the longest document.
+  std::int64_t longest() const;
 };
 
 /// Throws: kUsage, kNotFound, kFormat ("no usable text", bad rows with line numbers), kInfeasible ("have 10 tokens, need 2048 (4 × 512)"),

@@ -50,7 +50,7 @@ class Kvsens : public testing::Test {
   void SetUp() override { ASSERT_EQ(stats_.exit_code, 0) << stats_.text; }
 
   static std::string inputs(const std::string& model = "m") {
-    return "--model " + folder_->file(model) + " --data " + folder_->file("a.txt") + " --seq-len 128 --num-samples 3 --threads 1";
+    return "--model " + folder_->file(model) + " --data " + folder_->file("a.txt") + " --seq-len 256 --num-samples 3 --threads 1";
   }
   static std::string file(const std::string& name) { return folder_->file(name); }
   static bool exists(const std::string& name) { return std::filesystem::exists(folder_->file(name)); }
@@ -110,6 +110,28 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
   EXPECT_TRUE(e.same_text_as_calibration);
   for (const char* part : {"mean KLD", "bits@8192", "int8.token.g:int4.token.g", "noise floor", "negative control"})
     EXPECT_NE(o.text.find(part), std::string::npos) << part;
+}
+
+// A cache of which nothing is coded would measure as free.
+TEST_F(Kvsens, TextThatNothingOfWouldBeCodedIsRefused) {
+  const std::string common = inputs() + " --stats " + file("stats.h5");
+  const Outcome grid = run("kvsens " + common + " --window 0,192 --candidates bf16,int4.channel.g64 -o " + file("no.h5"));
+  EXPECT_EQ(grid.exit_code, 6) << grid.text;
+  EXPECT_NE(grid.text.find("256 tokens, too short for int4.channel.g64 behind 4 sinks and a window of 192"), std::string::npos) << grid.text;
+  const Outcome evaluate = run("kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g --sinks 100 --window 156 -o " + file("no.json"));
+  EXPECT_EQ(evaluate.exit_code, 6) << evaluate.text;
+  EXPECT_NE(evaluate.text.find("sinks 100, window 156"), std::string::npos) << evaluate.text;
+  const Outcome statistics = run("kvcalib " + inputs() + " --sinks 256 -o " + file("no.h5"));
+  EXPECT_EQ(statistics.exit_code, 6) << statistics.text;
+  EXPECT_NE(statistics.text.find("the first 256 are sinks"), std::string::npos) << statistics.text;
+  EXPECT_FALSE(exists("no.h5"));
+  EXPECT_FALSE(exists("no.json"));
+}
+
+TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
+  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform turboquant4 -o " + file("no.json"));
+  EXPECT_EQ(o.exit_code, 7) << o.text;
+  for (const char* part : {"turboquant4", "lm4.token.g.had", "kvplan list presets"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
 }
 
 TEST_F(Kvsens, DryRunWritesNothing) {

@@ -15,7 +15,7 @@ namespace {
 
 QuantileSketch sketch_of(const std::vector<float>& x, int mantissa_bits = 6) {
   QuantileSketch out(mantissa_bits);
-  out.add_strided(x.data(), x.size(), 1);
+  QuantileSketch::add_rows({&out, 1}, x.data(), x.size(), 1);
   return out;
 }
 
@@ -118,13 +118,16 @@ TEST(QuantileSketch, OctavesRebuildTheSketch) {
   EXPECT_FALSE(QuantileSketch::is_octave(-1));
 }
 
-TEST(QuantileSketch, StrideSelectsOneChannel) {
-  const std::vector<float> x = test::normal_floats(300, 7);
-  QuantileSketch strided(6);
-  strided.add_strided(x.data() + 1, 100, 3);
-  std::vector<float> picked;
-  for (std::size_t i = 1; i < 300; i += 3) picked.push_back(x[i]);
-  EXPECT_TRUE(strided == sketch_of(picked));
+TEST(QuantileSketch, EveryColumnGoesToItsOwnSketch) {
+  constexpr std::size_t kColumns = 19, kStride = 23, kRows = 100;  // two blocks of eight, and a rest
+  const std::vector<float> x = test::normal_floats(kRows * kStride, 7);
+  std::vector<QuantileSketch> sketches(kColumns, QuantileSketch(6));
+  QuantileSketch::add_rows(sketches, x.data() + 1, kRows, kStride);
+  for (std::size_t c = 0; c < kColumns; ++c) {
+    std::vector<float> column;
+    for (std::size_t r = 0; r < kRows; ++r) column.push_back(x[r * kStride + c + 1]);
+    EXPECT_TRUE(sketches[c] == sketch_of(column)) << c;
+  }
 }
 
 TEST(QuantileSketch, EmptyReadsAsZero) {

@@ -113,5 +113,37 @@ TEST(RowEntropy, ZeroProbabilitiesAddNothing) {
   EXPECT_EQ(sq, 1);
 }
 
+TEST(RowSoftmax, AgreesWithDoubles) {
+  for (const std::size_t n : {1u, 2u, 15u, 16u, 17u, 255u, 256u, 257u, 2000u}) {
+    Rng rng(n);
+    std::vector<float> x(n);
+    for (float& v : x) v = static_cast<float>(20 * rng.normal());
+    double largest = -1e30, sum = 0;
+    for (const float v : x) largest = std::max(largest, static_cast<double>(v));
+    for (const float v : x) sum += std::exp(static_cast<double>(v) - largest);
+    std::vector<float> p = x;
+    row_softmax(p.data(), n);
+    // The difference to the largest score is rounded to fp32 before the exponential: 60 half-ulps of it at most.
+    for (std::size_t i = 0; i < n; ++i) {
+      const double want = std::exp(static_cast<double>(x[i]) - largest) / sum;
+      EXPECT_NEAR(p[i], want, 1e-5 * want + 1e-37) << n << " " << i;
+    }
+  }
+}
+
+TEST(RowSoftmax, ScoresThatAreNotNumbersShow) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float bad : {nan, inf}) {
+    std::vector<float> x(40, 1.0f);
+    x[20] = bad;
+    row_softmax(x.data(), x.size());
+    for (const float p : x) EXPECT_TRUE(std::isnan(p));
+  }
+  std::vector<float> hidden = {0, -inf, 0};
+  row_softmax(hidden.data(), 3);
+  EXPECT_EQ(hidden[0], 0.5f);
+  EXPECT_LT(hidden[1], 1e-37f);
+}
+
 }  // namespace
 }  // namespace calib::stats

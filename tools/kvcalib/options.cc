@@ -15,7 +15,7 @@ void declare_kvcalib(CLI::App& app, KvcalibOptions& o) {
   add_flag(app, "--fisher", o.fisher, "Gradient statistics (not offered by this version)", "Calibration");
   add_flag(app, "--resume", o.resume, "Continue an interrupted run (not offered by this version)", "Calibration");
   CLI::App* merge = app.add_subcommand("merge", "Merge statistics files (not offered by this version)");
-  merge->add_option("files", o.merge_files, "Statistics files");
+  merge->add_option("files", o.merge_files, "Statistics files")->configurable(false);
   merge->callback([&o] { o.merge = true; });
 }
 

@@ -62,6 +62,9 @@ class Run {
       summary_.warnings.push_back(fmt::format("defaults used for absent keys: {}", fmt::join(opened.defaults_used(), ", ")));
     const auto tokenizer = opened.load_tokenizer(log_);
     corpus_ = text::load_corpus(corpus_request(options_.run, opened.identity().max_positions), *tokenizer, log_);
+    if (corpus_.longest() <= options_.n_sinks)
+      fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens, and the first {} are sinks, which count apart: nothing is left to "
+           "measure; give more text, a larger --seq-len, or fewer --sinks", corpus_.longest(), options_.n_sinks);
     header_.model = opened.identity();
     header_.model.tokenizer_sha256 = tokenizer->sha256();
     header_.data = corpus_.identity;
@@ -115,7 +118,7 @@ class Run {
   }
 
   int calibrate() {
-    artifacts::StatsWriter writer(options_.output, header_);
+    artifacts::StatsWriter writer(options_.output, header_, pool_);
     model::KvTap tap(options_.n_sinks, pool_, [&](const stats::LayerStats& layer) { writer.add_layer(layer); }, log_);
     const model::ReferenceNll nll = walk(&tap);
     summary_.nll_sum = nll.sum;

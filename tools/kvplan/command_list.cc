@@ -6,17 +6,6 @@
 #include "tools/kvplan/commands.h"
 
 namespace calib::tools {
-namespace {
-
-/// Empty if this version can store both sides; else why not.
-std::string not_offered(const quant::Preset& preset) {
-  for (const std::string& text : {preset.k, preset.v})
-    if (const std::string reason = kvrt::check_implemented(quant::parse_scheme(text)); !reason.empty()) return reason;
-  return "";
-}
-
-}  // namespace
-
 int run_list(const KvplanOptions& options, const Invocation& call, Progress&) {
   const bool all = options.what == "all";
   if (!all && options.what != "presets" && options.what != "candidates")
@@ -25,7 +14,7 @@ int run_list(const KvplanOptions& options, const Invocation& call, Progress&) {
   if (all || options.what == "presets") {
     if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}\n", "preset", "K", "V", "sinks", "window");
     for (const quant::Preset& p : quant::presets()) {
-      const std::string reason = not_offered(p);
+      const std::string reason = quant::missing_part(p);
       if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}{}\n", p.name, p.k, p.v, p.n_sinks, p.window, reason.empty() ? "" : "  not offered by this version");
       out["presets"].push_back({{"name", p.name}, {"k", p.k}, {"v", p.v}, {"sinks", p.n_sinks}, {"window", p.window}, {"offered", reason.empty()}});
     }

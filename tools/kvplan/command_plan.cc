@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -75,6 +76,7 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<
   parents.emplace_back("stats", sha256_of_file(o.stats));
   if (source.header().model.layers.empty()) fail(ErrorKind::kMismatch, o.stats, "names a model without layers");
   quant::Preset preset = quant::resolve_preset(o.uniform, source.header().model.layers.front().head_dim, progress.sink());
+  quant::check_offered(preset);
   const bool pair = o.uniform.find(':') != std::string::npos;
   if (!pair && (o.sinks >= 0 || o.window >= 0)) fail(ErrorKind::kUsage, "--sinks, --window", "preset {} brings its own ({} and {}); write {}:{} to choose", preset.name, preset.n_sinks, preset.window, preset.k, preset.v);
   if (o.sinks >= 0) preset.n_sinks = o.sinks;
@@ -89,23 +91,7 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<
   return plan::uniform_plan(source.header().model, preset, accounting, source.evidence(), fit);
 }
 
-plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
-  if (o.sens.empty()) fail(ErrorKind::kUsage, "kvplan", "needs --sens with a file made by kvsens (or --uniform with --stats)");
-  if (o.sinks >= 0 || o.window >= 0) fail(ErrorKind::kUsage, "--sinks, --window", "belong to --uniform; a searched plan takes both from the scores");
-  const sens::SensResult sens = artifacts::read_sens_file(o.sens);
-  plan::EvidenceByLayer evidence;
-  if (!o.stats.empty()) {
-    LayerSource source(o.stats);
-    plan::check_same_model(source.header().model, o.stats, sens.model, o.sens);
-    if (!sens.calibration_data.documents_sha256.empty() && source.header().data.documents_sha256 != sens.calibration_data.documents_sha256)
-      progress.warning(fmt::format("{} was not the input of {}: its text differs; constants come from the scores, reasons from the statistics", o.stats, o.sens));
-    evidence = source.evidence();
-    parents.emplace_back("stats", sha256_of_file(o.stats));
-  }
-  parents.emplace_back("sens", sha256_of_file(o.sens));
-  if (!sens.data.documents_sha256.empty() && sens.data.documents_sha256 == sens.calibration_data.documents_sha256)
-    progress.warning("calibration and scores used the same text; measure the plan on another one");
-
+plan::SearchRequest search_request(const KvplanOptions& o) {
   plan::SearchRequest request;
   request.metric = o.metric;
   request.accounting.context_tokens = o.context;
@@ -128,6 +114,26 @@ plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector
     plan::profile_of(o.profile);
     request.limits.profile = o.profile;
   }
+  return request;
+}
+
+plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
+  if (o.sens.empty()) fail(ErrorKind::kUsage, "kvplan", "needs --sens with a file made by kvsens (or --uniform with --stats)");
+  if (o.sinks >= 0 || o.window >= 0) fail(ErrorKind::kUsage, "--sinks, --window", "belong to --uniform; a searched plan takes both from the scores");
+  const plan::SearchRequest request = search_request(o);
+  const sens::SensResult sens = artifacts::read_sens_file(o.sens);
+  plan::EvidenceByLayer evidence;
+  if (!o.stats.empty()) {
+    LayerSource source(o.stats);
+    plan::check_same_model(source.header().model, o.stats, sens.model, o.sens);
+    if (!sens.calibration_data.documents_sha256.empty() && source.header().data.documents_sha256 != sens.calibration_data.documents_sha256)
+      progress.warning(fmt::format("{} was not the input of {}: its text differs; constants come from the scores, reasons from the statistics", o.stats, o.sens));
+    evidence = source.evidence();
+    parents.emplace_back("stats", sha256_of_file(o.stats));
+  }
+  parents.emplace_back("sens", sha256_of_file(o.sens));
+  if (!sens.data.documents_sha256.empty() && sens.data.documents_sha256 == sens.calibration_data.documents_sha256)
+    progress.warning("calibration and scores used the same text; measure the plan on another one");
   return plan::search_plan(sens, evidence, request, progress.sink());
 }
 
@@ -148,10 +154,10 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
   fmt::print("{}\n", headline(plan));
   if (const std::string line = prediction_line(plan); !line.empty()) fmt::print("{}\n", line);
   if (!plan.baselines.empty()) {
-    fmt::print("\nthe same bytes spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
+    fmt::print("\nthe same budget spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
     fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->score);
     for (const plan::Baseline& b : plan.baselines)
-      fmt::print("{:>8.3f}  {:>11}  {}{}\n", b.effective_bits, b.feasible || b.score > 0 ? fmt::format("{:.4e}", b.score) : "-", b.description, b.feasible ? "" : " (does not fit)");
+      fmt::print("{:>8.3f}  {:>11}  {}{}\n", b.effective_bits, b.feasible || b.score > 0 ? fmt::format("{:.4e}", b.score) : "-", b.description, b.feasible ? "" : " (over the budget: none of its kind fits)");
     fmt::print("\n");
   }
   fmt::print("{}\n", output.empty() ? "nothing written (--dry-run)" : to_valid_utf8(output));
@@ -167,6 +173,11 @@ int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress)
   plan::Plan plan = o.uniform.empty() ? make_searched(o, progress, parents) : make_uniform(o, progress, parents);
   if (const std::vector<std::string> problems = plan::verify_plan(plan); !problems.empty())
     throw Error(ErrorKind::kInternal, "kvplan", "the plan does not hold when counted again", problems);
+  if (plan.request.budget_bytes > 0 && std::all_of(plan.layers.begin(), plan.layers.end(), [](const plan::LayerPlan& l) {
+        return kvrt::code_bits(l.k.scheme.format) == 16 && kvrt::code_bits(l.v.scheme.format) == 16;
+      }))
+    progress.warning(fmt::format("the budget of {} holds the whole cache in 16 bits ({:.2f} effective bits): nothing needs to be compressed",
+                                 o.budget, plan.summary.effective_bits));
   plan.provenance = {"kvplan", version(), call.argv, call.started_utc, call.seconds(), static_cast<std::uint64_t>(o.seed), "cpu", "fp64", parents};
   if (!o.dry_run) artifacts::write_plan(plan, o.output);
   print_plan(plan, o.dry_run ? "" : o.output, call);

@@ -64,7 +64,7 @@ void declare_kvplan(CLI::App& app, KvplanOptions& o) {
   add_plan_argument(*memory, o.plan);
   memory->add_option("--contexts", o.contexts, "Context lengths, separated by commas")->delimiter(',')->type_name("T,T...")->group("Budget");
   add_integer(*memory, "--batch", o.batch, 1, 1 << 20, "Sequences", "Budget");
-  CLI::App* list = add_command(app, o, "list", "Presets, scheme strings and the default candidates", KvplanOptions::Command::kList);
+  CLI::App* list = add_command(app, o, "list", "Presets and the default candidates", KvplanOptions::Command::kList);
   list->add_option("what", o.what, "presets, candidates or all")->type_name("WHAT")->group("Input");
   for (const char* name : {"export", "import", "refine"}) {
     CLI::App* sub = app.add_subcommand(name, "Not offered by this version");

@@ -76,6 +76,15 @@ void print_table(const sens::EvalResult& result, const std::string& output) {
   fmt::print("{}\n", to_valid_utf8(output));
 }
 
+/// A plan that no token of any document ever reaches would measure as free.
+void check_something_is_coded(const sens::Contender& contender, std::int64_t longest) {
+  for (const sens::LayerChange& layer : contender.layers)
+    if (kvrt::blocks_out(layer.tiers, longest) > 0) return;
+  fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens; {} keeps all of them exact (sinks {}, window {}), so nothing would be "
+       "measured; give longer text or a larger --seq-len", longest, to_valid_utf8(contender.header.name), contender.header.n_sinks,
+       contender.header.window);
+}
+
 int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs& in, const std::vector<sens::Contender>& contenders,
             const sens::EvaluateOptions& settings) {
   const sens::EvaluateEstimate e = sens::estimate_evaluate(*in.model, in.corpus.documents, contenders.size(), settings);
@@ -121,6 +130,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   for (const std::string& text : uniform)
     contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log));
   for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, in.identity, options.run.model, log));
+  for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;
   settings.hidden_memory_bytes = options.run.hidden_mem;

@@ -86,6 +86,18 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
              result.data.n_tokens, format_duration(seconds), format_bytes(static_cast<double>(peak_memory_bytes())));
 }
 
+/// A scheme that no token of any document ever reaches would score as free.
+void check_something_is_coded(const sens::SensResult& result, const sens::SweepOptions& sweep, std::int64_t longest) {
+  for (const std::string& scheme : result.schemes)
+    for (const std::int64_t window : sweep.windows) {
+      const kvrt::Tiers tiers = sens::isolated_tiers(quant::parse_scheme(scheme), sweep.n_sinks, window);
+      if (kvrt::blocks_out(tiers, longest) == 0)
+        fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens, too short for {} behind {} sinks and a window of {}: nothing of it "
+             "would be coded before {} tokens; give longer text, a larger --seq-len, or a smaller --window", longest, scheme, sweep.n_sinks, window,
+             sweep.n_sinks + window + tiers.exit_block());
+    }
+}
+
 /// Resolved options and what the run will take.
 int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in, const sens::SweepOptions& sweep, const sens::SensResult& result) {
   const sens::SweepEstimate e = sens::estimate_sweep(*in.model, in.corpus.documents, sweep, result);
@@ -151,6 +163,7 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   LogSink shown = log;  // what drops out of the grid is said, also without -v
   shown.note = [&](const std::string& text) { progress.say(text); };
   sens::lay_out_grid(candidates, layers, &result, shown);
+  check_something_is_coded(result, sweep, in.corpus.longest());
   const sens::ParamsProvider provider = statistics.provider();
 
   if (options.run.dry_run) return dry_run(options, call, in, sweep, result);
@@ -159,9 +172,6 @@ int run_grid(const GridOptions& options, const Invocation& call) {
                            in.corpus.documents.size(), result.data.n_tokens, result.units.size(), result.schemes.size(), fmt::join(sweep.windows, ",")));
   if (statistics.given() && same_text(result.data, result.calibration_data))
     log.warning("scores are measured on the text of the statistics; held-out text is the better judge of calibrated schemes");
-  if (*std::max_element(sweep.windows.begin(), sweep.windows.end()) + sweep.n_sinks >= result.seq_len)
-    log.warning(fmt::format("windows of {} tokens leave nothing coded in documents of {}: scores hold only the rounding of exact segments",
-                            *std::max_element(sweep.windows.begin(), sweep.windows.end()), result.seq_len));
   warn_untested_positions(in.identity, result.data, log);
   PhaseProgress phases(progress, call, result.data.n_tokens);
   sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, log,
