@@ -219,8 +219,8 @@ SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vect
                       n * options.n_draws * (3 * query_row + 12 * row) + options.rows_per_document * n * layer.n_q_heads * 4 * 4 +
                       tokens * static_cast<std::int64_t>(grid.schemes.size() * options.windows.size()) * 2 * 4;
 
-  // Measured on a 30-layer model: recompute and each draw's backward cost about one pass, a scheme of all layers 1/18 of one.
-  constexpr double kPassesPerScheme = 0.055, kMixedPass = 1.2;
+  // Measured on a 30-layer model: recompute costs a pass, each draw's backward 1.4, a scheme on all units of a side a tenth of one.
+  constexpr double kBackwardPasses = 1.4, kPassesPerScheme = 0.1, kMixedPass = 1.2;
   const double n_layers = static_cast<double>(model.n_layers()), n_windows = static_cast<double>(options.windows.size());
   double scored = 0, isolated = 0;
   for (std::size_t u = 0; u < grid.units.size(); ++u)
@@ -230,7 +230,7 @@ SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vect
       isolated += n_windows * (n_layers - static_cast<double>(layer_position(grid.model, grid.units[u].layer))) / n_layers;
     }
   const bool attention = wants(options, "attn_kl") || wants(options, "attn_out");
-  out.forward_passes = 1 + (fisher ? 1.0 + options.n_draws : 0.0) + (fisher || attention ? kPassesPerScheme * scored : 0.0) +
+  out.forward_passes = 1 + (fisher ? 1.0 + kBackwardPasses * options.n_draws : 0.0) + (fisher || attention ? kPassesPerScheme * scored : 0.0) +
                        (wants(options, "logit_kl") ? kMixedPass * isolated : 0.0);
   return out;
 }

@@ -20,6 +20,10 @@ endfunction()
 
 add_library(calib_warnings INTERFACE)
 target_compile_options(calib_warnings INTERFACE -Wall -Wextra -Wno-unused-parameter)
+# g++ 12 sees overlapping copies in std::string operations that cannot overlap (GCC bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(calib_warnings INTERFACE -Wno-restrict)
+endif()
 if(CALIB_SANITIZE)
   list(JOIN CALIB_SANITIZE "," calib_sanitize_list)
   target_compile_options(calib_warnings INTERFACE -fsanitize=${calib_sanitize_list} -fno-omit-frame-pointer)

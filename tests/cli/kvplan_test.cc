@@ -173,6 +173,9 @@ TEST_F(Kvplan, LimitsByLoss) {
   expect_refusal(inputs() + " --max-kl 1e-30 -o " + file("no.json"), 6, {"lowest prediction"}, "no.json");
   EXPECT_EQ(run(inputs() + " --budget 4.5 --dry-run -o " + file("dry.json")).exit_code, 0);
   EXPECT_FALSE(exists("dry.json"));
+  const Outcome rich = run(inputs() + " --budget 40 --dry-run");
+  EXPECT_EQ(rich.exit_code, 0);
+  EXPECT_NE(rich.err.find("40.00 effective bits and plain 16-bit storage takes 16"), std::string::npos) << rich.err;
 }
 
 TEST_F(Kvplan, RefusalsLeaveNothingAndKeepOldFiles) {

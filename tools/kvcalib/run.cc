@@ -22,9 +22,12 @@
 namespace calib::tools {
 namespace {
 
-/// Bytes that a channel's moments, extrema and quantile sketch take in memory and in the file (measured on trained models).
+/// Bytes that a channel's moments, extrema and quantile sketch take in memory (measured on trained models).
 constexpr double kStatisticBytesPerChannel = 16e3;
-constexpr double kFileBytesPerChannel = 2.6e3;
+/// The same in the file: fixed fields, and a compressed sketch that grows with the logarithm of the tokens.
+double file_bytes_per_channel(std::int64_t n_tokens) {
+  return 280.0 + std::max(150.0, 155.0 * (std::log2(static_cast<double>(std::max<std::int64_t>(1, n_tokens))) - 8.8));
+}
 /// What the HDF5 library keeps for each layer written, up to the limit of its cache.
 constexpr double kFileCachePerLayer = 1.2 * 1048576, kFileCacheLimit = 32 * 1048576;
 
@@ -184,7 +187,7 @@ class Run {
       const double gram = 8.0 * g.head_dim * g.head_dim * (3.0 * g.n_kv_heads + g.n_q_heads);
       channels += n;
       largest = std::max(largest, n * kStatisticBytesPerChannel + 2 * gram);
-      file_bytes += n * kFileBytesPerChannel + gram;
+      file_bytes += n * file_bytes_per_channel(header_.data.n_tokens) + gram;
     }
     const double cache = std::min(kFileCachePerLayer * static_cast<double>(header_.model.n_layers), kFileCacheLimit);
     const double statistics = with_statistics ? largest + cache : 0.0;

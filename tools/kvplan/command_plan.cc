@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -173,11 +172,9 @@ int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress)
   plan::Plan plan = o.uniform.empty() ? make_searched(o, progress, parents) : make_uniform(o, progress, parents);
   if (const std::vector<std::string> problems = plan::verify_plan(plan); !problems.empty())
     throw Error(ErrorKind::kInternal, "kvplan", "the plan does not hold when counted again", problems);
-  if (plan.request.budget_bytes > 0 && std::all_of(plan.layers.begin(), plan.layers.end(), [](const plan::LayerPlan& l) {
-        return kvrt::code_bits(l.k.scheme.format) == 16 && kvrt::code_bits(l.v.scheme.format) == 16;
-      }))
-    progress.warning(fmt::format("the budget of {} holds the whole cache in 16 bits ({:.2f} effective bits): nothing needs to be compressed",
-                                 o.budget, plan.summary.effective_bits));
+  if (const double bits = plan.summary.effective_bits * static_cast<double>(plan.request.budget_bytes) / static_cast<double>(plan.summary.bytes);
+      !o.budget.empty() && bits >= 16)
+    progress.warning(fmt::format("the budget is {:.2f} effective bits and plain 16-bit storage takes 16: nothing needs to be compressed", bits));
   plan.provenance = {"kvplan", version(), call.argv, call.started_utc, call.seconds(), static_cast<std::uint64_t>(o.seed), "cpu", "fp64", parents};
   if (!o.dry_run) artifacts::write_plan(plan, o.output);
   print_plan(plan, o.dry_run ? "" : o.output, call);
