@@ -1,0 +1,56 @@
+#pragma once
+// Global memory as vectors of 32-bit words. Cache bytes are read once: no L1 allocation.
+
+#include "kernels/cuda/portable.h"
+
+namespace kvrt::cuda {
+
+/// N words at p, which must be aligned to 4 N bytes. N: 1, 2, 4.
+template <int N>
+KVRT_DEVICE void load_stream(const std::uint8_t* p, std::uint32_t (&w)[N]) {
+  static_assert(N == 1 || N == 2 || N == 4, "one vector load");
+#if defined(__CUDACC__)
+  if constexpr (N == 4) {
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+  } else if constexpr (N == 2) {
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
+  } else {
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p));
+  }
+#else
+  executor::access(p, 4 * N, false);
+  std::memcpy(w, p, sizeof w);
+#endif
+}
+
+/// One word that neighbouring lanes read too: cached. p aligned to 4 bytes.
+KVRT_DEVICE std::uint32_t load_shared_word(const std::uint8_t* p) {
+#if defined(__CUDACC__)
+  std::uint32_t w;
+  asm("ld.global.nc.u32 %0, [%1];" : "=r"(w) : "l"(p));
+  return w;
+#else
+  executor::access(p, 4, false);
+  std::uint32_t w;
+  std::memcpy(&w, p, sizeof w);
+  return w;
+#endif
+}
+
+/// One element of an array in global memory.
+template <class T>
+KVRT_DEVICE T load(const T* p) {
+#if !defined(__CUDACC__)
+  executor::access(p, sizeof(T), false);
+#endif
+  return *p;
+}
+template <class T>
+KVRT_DEVICE void store(T* p, T value) {
+#if !defined(__CUDACC__)
+  executor::access(p, sizeof(T), true);
+#endif
+  *p = value;
+}
+
+}  // namespace kvrt::cuda

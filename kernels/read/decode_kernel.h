@@ -1,0 +1,272 @@
+#pragma once
+// Device code of the fused decode kernel, part 4: the loop over tiles, the running softmax and the merge of the warps.
+// 4 warps a CTA; each takes steps of 4 tiles (64 slots). No shared memory and no barrier inside the loop.
+
+#include "kernels/read/decode_cuda.h"
+#include "kernels/read/decode_values.h"
+
+namespace kvrt {
+
+inline constexpr int kDecodeThreads = 128;
+inline constexpr int kDecodeWarps = kDecodeThreads / cuda::kWarp;
+inline constexpr int kStepTiles = 4;
+/// CTAs an SM must hold: caps registers at 128 (one head tile) and 168 (two).
+constexpr int decode_min_blocks(int head_tiles) { return head_tiles == 1 ? 4 : 3; }
+
+template <int D, int N>
+struct DecodeMerge {
+  float m[kDecodeWarps][8 * N], l[kDecodeWarps][8 * N];
+  float o[8 * N][D];
+};
+
+/// What a warp carries from step to step. Per lane: sums over its own tokens (l, z, w), outputs over all tokens.
+template <int D, int N>
+struct RunningSoftmax {
+  float m[N][2], l[N][2];
+  float z[N][2];               ///< Σ p lo
+  float w[N][2];               ///< Σ of rounded weights P'
+  float o[N][D / 16][4];
+  float weight_scale;          ///< 2^e of the weights
+};
+
+template <int D, int N>
+KVRT_DEVICE void start_softmax(RunningSoftmax<D, N>& r) {
+  KVRT_UNROLL
+  for (int n = 0; n < N; ++n) {
+    KVRT_UNROLL
+    for (int j = 0; j < 2; ++j) r.m[n][j] = kNoScore, r.l[n][j] = 0, r.z[n][j] = 0, r.w[n][j] = 0;
+    KVRT_UNROLL
+    for (int i = 0; i < D / 16; ++i) {
+      KVRT_UNROLL
+      for (int j = 0; j < 4; ++j) r.o[n][i][j] = 0;
+    }
+  }
+  r.weight_scale = kWeightScale;
+}
+
+/// Reduction over the eight row lanes of a column.
+KVRT_DEVICE float column_max(float x) {
+  KVRT_UNROLL
+  for (int mask = 4; mask < cuda::kWarp; mask *= 2) x = fmaxf(x, cuda::shuffle_xor(x, mask));
+  return x;
+}
+KVRT_DEVICE float column_sum(float x) {
+  KVRT_UNROLL
+  for (int mask = 4; mask < cuda::kWarp; mask *= 2) x += cuda::shuffle_xor(x, mask);
+  return x;
+}
+
+/// 2^e that brings the largest scale into [2^9, 2^10). It moves only when the largest scale has grown by 2^4, since that costs
+/// a pass over the outputs; fp16 has room for it.
+KVRT_DEVICE float next_weight_scale(float now, float largest, bool is_first) {
+  if (largest == 0.0f || (!is_first && largest * now < 0x1p14f)) return now;
+  const int exponent = static_cast<int>(f32_bits(largest) >> 23) - 127;
+  return f32_from_bits(static_cast<std::uint32_t>(9 - exponent + 127) << 23);
+}
+
+/// Everything depends on new maxima or a new weight scale; the outputs are touched only if one changed.
+template <int D, int N>
+KVRT_DEVICE void rescale(RunningSoftmax<D, N>& r, const float (&m)[N][2], float weight_scale) {
+  bool has_changed = weight_scale != r.weight_scale;
+  KVRT_UNROLL
+  for (int n = 0; n < N; ++n) has_changed |= m[n][0] > r.m[n][0] || m[n][1] > r.m[n][1];
+  if (!cuda::warp_any(has_changed)) return;
+  const float step = weight_scale / r.weight_scale;
+  KVRT_UNROLL
+  for (int n = 0; n < N; ++n) {
+    KVRT_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const float shrink = cuda::exp2_approx(r.m[n][j] - m[n][j]), factor = shrink * step;
+      r.m[n][j] = m[n][j];
+      r.l[n][j] *= shrink, r.z[n][j] *= shrink, r.w[n][j] *= factor;
+      KVRT_UNROLL
+      for (int i = 0; i < D / 16; ++i) r.o[n][i][j] *= factor, r.o[n][i][j + 2] *= factor;
+    }
+  }
+  r.weight_scale = weight_scale;
+}
+
+/// Which slots are live: the ring interval of n_tokens from first_slot.
+struct LiveSlots {
+  int first_slot, n_tokens, n_slots;
+  KVRT_DEVICE bool is_live(int slot) const {
+    const int offset = slot - first_slot + (slot < first_slot ? n_slots : 0);
+    return offset < n_tokens;
+  }
+};
+
+/// One warp's share of a chunk.
+template <class Keys, class Values, int D, int N>
+KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, const QueryFragments<D, N>& query, RunningSoftmax<D, N>& r) {
+  const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
+  const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
+  const int n_tiles = slots.n_slots / kTileSlots, first_tile = slots.first_slot / kTileSlots;
+  const int page_tokens = segment.k.codec.page_tokens;
+  const bool folds_scale = Values::folds_scale(segment.v.codec);
+  bool is_first = true;
+  for (std::int64_t begin = chunk.tile_begin + kStepTiles * cuda::warp_index(); begin < chunk.tile_end; begin += kStepTiles * kDecodeWarps) {
+    float s[kStepTiles][N][4];
+    std::uint32_t params[kStepTiles][2];  // of the values of rows g and g + 8
+    const std::uint8_t* v_block[kStepTiles];
+    int tile_slot[kStepTiles];
+    float m[N][2], largest = 0;
+    KVRT_UNROLL
+    for (int n = 0; n < N; ++n) m[n][0] = r.m[n][0], m[n][1] = r.m[n][1];
+    KVRT_UNROLL
+    for (int t = 0; t < kStepTiles; ++t) {
+      int tile = first_tile + static_cast<int>(begin) + t;
+      tile -= tile >= n_tiles ? n_tiles : 0;
+      const bool is_in_chunk = begin + t < chunk.tile_end;
+      tile_slot[t] = is_in_chunk ? tile * kTileSlots : -1;
+      params[t][0] = params[t][1] = 0;
+      v_block[t] = nullptr;
+      if (!is_in_chunk) continue;
+      const int page_index = tile_slot[t] / page_tokens, slot = tile_slot[t] - page_index * page_tokens;
+      const std::int64_t page = cuda::load(segment.pages + page_index);
+      v_block[t] = segment.v.pool + page * segment.v.page_bytes + segment.v.block_offset;
+      Keys::template score<N>(segment.k.codec, segment.k.pool + page * segment.k.page_bytes + segment.k.block_offset, slot, query, s[t]);
+      KVRT_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const bool live = slots.is_live(tile_slot[t] + g + 8 * i);
+        if (folds_scale) {
+          const std::uint32_t stored = Values::row_params(segment.v.codec, v_block[t], slot + g + 8 * i);
+          params[t][i] = live ? stored : 0u;
+          largest = fmaxf(largest, cuda::low_f16(params[t][i]));
+        }
+        KVRT_UNROLL
+        for (int n = 0; n < N; ++n) {
+          KVRT_UNROLL
+          for (int j = 0; j < 2; ++j) {
+            float& score = s[t][n][2 * i + j];
+            score = live ? score : kNoScore;
+            m[n][j] = fmaxf(m[n][j], score);
+          }
+        }
+      }
+    }
+    KVRT_UNROLL
+    for (int n = 0; n < N; ++n) {
+      KVRT_UNROLL
+      for (int j = 0; j < 2; ++j) m[n][j] = column_max(m[n][j]);
+    }
+    float weight_scale = r.weight_scale;
+    if (folds_scale) weight_scale = next_weight_scale(weight_scale, column_max(largest), is_first);
+    is_first = false;
+    rescale(r, m, weight_scale);
+
+    KVRT_UNROLL
+    for (int t = 0; t < kStepTiles; ++t) {
+      if (tile_slot[t] < 0) continue;
+      std::uint32_t weights[N][2];
+      KVRT_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const bool live = slots.is_live(tile_slot[t] + g + 8 * i);
+        const float scale = (folds_scale ? cuda::low_f16(params[t][i]) : 1.0f) * r.weight_scale;
+        const float lo = folds_scale ? cuda::high_f16(params[t][i]) : 0.0f;
+        KVRT_UNROLL
+        for (int n = 0; n < N; ++n) {
+          float p[2];
+          KVRT_UNROLL
+          for (int j = 0; j < 2; ++j) {
+            p[j] = live ? cuda::exp2_approx(s[t][n][2 * i + j] - r.m[n][j]) : 0.0f;
+            r.l[n][j] += p[j];
+            r.z[n][j] += p[j] * lo;
+          }
+          const std::uint32_t pair = Values::kIsBf16 ? cuda::pack_bf16(p[0] * scale, p[1] * scale) : cuda::pack_f16(p[0] * scale, p[1] * scale);
+          if (folds_scale) r.w[n][0] += cuda::low_f16(pair), r.w[n][1] += cuda::high_f16(pair);
+          weights[n][i] = cuda::transpose_8x8(pair);
+        }
+      }
+      bool live[4];
+      KVRT_UNROLL
+      for (int i = 0; i < 4; ++i) live[i] = slots.is_live(tile_slot[t] + value_token(quad, i));
+      Values::template accumulate<N>(segment.v.codec, v_block[t], tile_slot[t] % page_tokens, live, weights, r.o);
+    }
+  }
+}
+
+/// Warps merge through shared memory, in order; the partial result goes out.
+template <class Values, int D, int N>
+KVRT_DEVICE void merge_warps(const DecodeArgs& args, const PageCodec& codec, RunningSoftmax<D, N>& r, DecodeMerge<D, N>& merge) {
+  const int lane = cuda::lane_index(), warp = cuda::warp_index(), g = lane / 4, quad = lane % 4;
+  const bool is_odd = g % 2 != 0;  // parity of the lane's tokens g and g + 8
+  float bias[N][2][2];
+  KVRT_UNROLL
+  for (int n = 0; n < N; ++n) {
+    KVRT_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      r.l[n][j] = column_sum(r.l[n][j]);
+      r.z[n][j] = column_sum(r.z[n][j]);
+      KVRT_UNROLL
+      for (int row = 0; row < 2; ++row) bias[n][row][j] = column_sum(r.w[n][j] * Values::bias(row, is_odd));
+      if (g == 0) merge.m[warp][8 * n + 2 * quad + j] = r.m[n][j], merge.l[warp][8 * n + 2 * quad + j] = r.l[n][j];
+    }
+  }
+  cuda::block_barrier();
+  const float scale = Values::undo(codec) / r.weight_scale;
+  float factor[N][2];
+  KVRT_UNROLL
+  for (int n = 0; n < N; ++n) {
+    KVRT_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      float top = kNoScore;
+      KVRT_UNROLL
+      for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, merge.m[x][8 * n + 2 * quad + j]);
+      factor[n][j] = cuda::exp2_approx(r.m[n][j] - top);
+    }
+  }
+  KVRT_UNROLL
+  for (int x = 0; x < kDecodeWarps; ++x) {
+    if (x == warp) {
+      KVRT_UNROLL
+      for (int n = 0; n < N; ++n) {
+        KVRT_UNROLL
+        for (int i = 0; i < D / 16; ++i) {
+          KVRT_UNROLL
+          for (int c = 0; c < 4; ++c) {
+            float& sum = merge.o[8 * n + 2 * quad + c % 2][g * (D / 8) + 2 * i + c / 2];
+            const float value = ((r.o[n][i][c] - bias[n][c / 2][c % 2]) * scale + r.z[n][c % 2]) * factor[n][c % 2];
+            sum = x == 0 ? value : sum + value;
+          }
+        }
+      }
+    }
+    cuda::block_barrier();
+  }
+  const int n_heads = args.n_query_heads;
+  const std::int64_t first = static_cast<std::int64_t>(cuda::block_index()) * n_heads;
+  for (int i = cuda::thread_index(); i < n_heads * D; i += kDecodeThreads) cuda::store(args.partials.o + first * D + i, merge.o[i / D][i % D]);
+  for (int head = cuda::thread_index(); head < n_heads; head += kDecodeThreads) {
+    float top = kNoScore, sum = 0;
+    for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, merge.m[x][head]);
+    for (int x = 0; x < kDecodeWarps; ++x) sum += merge.l[x][head] * cuda::exp2_approx(merge.m[x][head] - top);
+    cuda::store(args.partials.m + first + head, top);
+    cuda::store(args.partials.l + first + head, sum);
+  }
+}
+
+template <class Keys, class Values, int D, int N>
+KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, DecodeMerge<D, N>& merge) {
+  QueryFragments<D, N> query;
+  load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, query);
+  RunningSoftmax<D, N> r;
+  start_softmax(r);
+  decode_tiles<Keys, Values>(segment, chunk, query, r);
+  merge_warps<Values>(args, segment.v.codec, r, merge);
+}
+
+/// One CTA a chunk. Coded pages as the families say; segments of bf16 pages (sinks, window) in the same launch.
+template <class Keys, class Values, int D, int N>
+KVRT_KERNEL(kDecodeThreads, decode_min_blocks(N)) decode_kernel(const DecodeArgs args) {
+  using Merge = DecodeMerge<D, N>;
+  KVRT_SHARED(Merge, merge);
+  const DecodeChunk& chunk = args.chunks[cuda::block_index()];
+  const Segment& segment = args.segments[chunk.segment];
+  if (segment.k.codec.format == Format::kBf16 && segment.v.codec.format == Format::kBf16) {
+    decode_chunk<PlainKeys<D, true>, PlainValues<D, true>, D, N>(args, chunk, segment, merge);
+  } else {
+    decode_chunk<Keys, Values, D, N>(args, chunk, segment, merge);
+  }
+}
+
+}  // namespace kvrt

@@ -1,0 +1,281 @@
+#include "tests/kernels/simt/executor.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "kernels/cuda/portable.h"
+#include "tests/kernels/simt/fiber.h"
+#include "tests/kernels/simt/matrix_product.h"
+
+namespace kvrt::simt {
+namespace {
+
+constexpr int kWords = cuda::executor::kMaxWords;
+constexpr unsigned char kPoison = 0xCD;
+
+/// What ends a block early.
+struct KernelError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A place where `n_expected` threads wait for each other. All must come for the same operation.
+struct Meeting {
+  int n_expected = 0, n_arrived = 0, n_exited = 0, first_thread = -1;
+  std::uint64_t generation = 0;
+  const char* operation = nullptr;
+  std::condition_variable released;
+};
+
+/// Exchange words of one warp; two sets, so that one meeting an operation is enough.
+struct WarpWords {
+  std::uint32_t words[2][cuda::kWarp][kWords];
+};
+
+struct ThreadState {
+  int index = 0;
+  std::uint64_t n_exchanges = 0;
+  int n_barriers = 0;
+  Meeting* waits_at = nullptr;
+  std::uint64_t waits_for = 0;  ///< generation that must have passed
+  Counts counts;
+  std::unique_ptr<Fiber> fiber;
+};
+
+struct Block {
+  const Settings* settings = nullptr;
+  int index = 0;
+  std::vector<ThreadState> threads;
+  std::vector<Meeting> warps;
+  Meeting all;
+  std::vector<WarpWords> exchange;
+  std::unique_ptr<unsigned char[]> shared;
+  std::size_t shared_bytes = 0;
+  int n_waiting = 0, n_exited = 0;
+  std::mutex mutex;
+  std::string error;
+};
+
+Executor* g_executor = nullptr;
+Block* g_block = nullptr;
+thread_local ThreadState* t_thread = nullptr;
+
+std::string name_of(const Block& block, const ThreadState& t) {
+  return "block " + std::to_string(block.index) + " thread " + std::to_string(t.index);
+}
+
+/// Callers hold the mutex. Wakes everybody; each waiting thread then leaves with an error of its own.
+[[noreturn]] void fail(Block& block, const std::string& text) {
+  if (block.error.empty()) {
+    block.error = text;
+    block.all.released.notify_all();
+    for (Meeting& m : block.warps) m.released.notify_all();
+  }
+  throw KernelError(text);
+}
+
+std::string describe_deadlock(const Block& block) {
+  std::string text = "deadlock:";
+  int n_named = 0;
+  for (const ThreadState& t : block.threads) {
+    if (t.waits_at == nullptr || n_named == 4) continue;
+    text += (n_named++ ? "; " : " ") + name_of(block, t) + " waits at " + t.waits_at->operation;
+  }
+  return text + "; " + std::to_string(block.n_waiting) + " of " + std::to_string(block.threads.size()) + " threads wait, " +
+         std::to_string(block.n_exited) + " have exited";
+}
+
+void meet(Block& block, Meeting& m, const char* operation) {
+  ThreadState& t = *t_thread;
+  std::unique_lock<std::mutex> lock(block.mutex);
+  if (!block.error.empty()) throw KernelError(block.error);
+  if (m.n_arrived == 0) {
+    m.operation = operation, m.first_thread = t.index;
+  } else if (std::strcmp(m.operation, operation) != 0) {
+    fail(block, "divergent warp: " + name_of(block, t) + " calls " + operation + ", thread " + std::to_string(m.first_thread) +
+                    " calls " + m.operation);
+  }
+  if (++m.n_arrived == m.n_expected) {
+    m.n_arrived = 0;
+    ++m.generation;
+    block.n_waiting -= m.n_expected - 1;
+    m.released.notify_all();
+    return;
+  }
+  t.waits_at = &m, t.waits_for = m.generation;
+  ++block.n_waiting;
+  if (block.n_waiting + block.n_exited == static_cast<int>(block.threads.size())) fail(block, describe_deadlock(block));
+  if (block.settings->mode == Mode::kFibers) {
+    lock.unlock();
+    t.fiber->suspend();
+    lock.lock();
+  } else {
+    m.released.wait(lock, [&] { return m.generation != t.waits_for || !block.error.empty(); });
+  }
+  if (m.generation == t.waits_for) throw KernelError(block.error);
+  t.waits_at = nullptr;
+}
+
+void leave(Block& block) {
+  const std::lock_guard<std::mutex> lock(block.mutex);
+  ++block.n_exited;
+  if (block.error.empty() && block.n_waiting > 0 && block.n_waiting + block.n_exited == static_cast<int>(block.threads.size())) {
+    block.error = describe_deadlock(block);
+    block.all.released.notify_all();
+    for (Meeting& m : block.warps) m.released.notify_all();
+  }
+}
+
+void run_thread(Block& block, const std::function<void()>& kernel) {
+  try {
+    kernel();
+  } catch (const std::exception& e) {
+    const std::lock_guard<std::mutex> lock(block.mutex);
+    if (block.error.empty()) block.error = e.what();
+  }
+  leave(block);
+}
+
+bool can_run(const Block& block, const ThreadState& t) {
+  return !t.fiber->is_done() && (t.waits_at == nullptr || t.waits_at->generation != t.waits_for || !block.error.empty());
+}
+
+void run_fibers(Block& block, const std::function<void()>& kernel, std::mt19937_64* random) {
+  for (ThreadState& t : block.threads) t.fiber = std::make_unique<Fiber>([&block, &kernel] { run_thread(block, kernel); });
+  std::vector<int> order(block.threads.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (block.settings->order == Order::kReverse) std::reverse(order.begin(), order.end());
+  bool has_progress = true;
+  while (has_progress) {
+    if (block.settings->order == Order::kShuffled) std::shuffle(order.begin(), order.end(), *random);
+    has_progress = false;
+    for (const int i : order) {
+      ThreadState& t = block.threads[static_cast<std::size_t>(i)];
+      if (!can_run(block, t)) continue;
+      has_progress = true;
+      t_thread = &t;
+      t.fiber->resume();
+    }
+  }
+  t_thread = nullptr;
+}
+
+void run_threads(Block& block, const std::function<void()>& kernel) {
+  std::vector<std::thread> pool;
+  for (ThreadState& t : block.threads) {
+    pool.emplace_back([&block, &kernel, &t] {
+      t_thread = &t;
+      run_thread(block, kernel);
+    });
+  }
+  for (std::thread& t : pool) t.join();
+}
+
+}  // namespace
+
+Executor::Executor(Settings settings) : settings_(settings) { g_executor = this; }
+Executor::~Executor() { g_executor = nullptr; }
+
+struct Launcher {
+  static Status run(std::int64_t n_blocks, int n_threads, const std::function<void()>& kernel) {
+    if (g_executor == nullptr) return Status(Code::kInternal, "no executor");
+    if (n_threads % cuda::kWarp != 0) return Status(Code::kInternal, "a block of " + std::to_string(n_threads) + " threads is not whole warps");
+    const Settings& settings = g_executor->settings_;
+    std::mt19937_64 random(settings.seed);
+    for (std::int64_t b = 0; b < n_blocks; ++b) {
+      Block block;
+      block.settings = &settings;
+      block.index = static_cast<int>(b);
+      block.threads = std::vector<ThreadState>(static_cast<std::size_t>(n_threads));
+      block.warps = std::vector<Meeting>(static_cast<std::size_t>(n_threads / cuda::kWarp));
+      block.exchange.resize(block.warps.size());
+      for (int i = 0; i < n_threads; ++i) block.threads[static_cast<std::size_t>(i)].index = i;
+      for (Meeting& m : block.warps) m.n_expected = cuda::kWarp;
+      block.all.n_expected = n_threads;
+      g_block = &block;
+      if (settings.mode == Mode::kFibers) run_fibers(block, kernel, &random);
+      else run_threads(block, kernel);
+      g_block = nullptr;
+      add_counts(block);
+      if (!block.error.empty()) return Status(Code::kInternal, block.error);
+    }
+    return Status();
+  }
+
+  static void add_counts(const Block& block) {
+    Counts& sum = g_executor->counts_;
+    for (const ThreadState& t : block.threads) {
+      if (t.index % cuda::kWarp == 0) sum.matrix_products += t.counts.matrix_products, sum.exchanges += t.counts.exchanges;
+      if (t.index == 0) sum.block_barriers += t.counts.block_barriers;
+      sum.load_bytes += t.counts.load_bytes, sum.store_bytes += t.counts.store_bytes;
+    }
+  }
+
+  static void multiply(float c[4], const std::uint32_t a[4], const std::uint32_t b[2], OperandType type) {
+    const std::uint32_t words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    const std::uint32_t* all = cuda::executor::exchange(type == OperandType::kF16 ? "mma_f16" : "mma_bf16", words, 6);
+    ++t_thread->counts.matrix_products;
+    multiply_fragments(all, kWords, t_thread->index % cuda::kWarp, type, g_block->settings->accumulation, c);
+  }
+};
+
+}  // namespace kvrt::simt
+
+namespace kvrt::cuda::executor {
+
+using simt::g_block;
+using simt::t_thread;
+
+int thread() { return t_thread->index; }
+int block() { return g_block->index; }
+
+void* shared(std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(g_block->mutex);
+  if (!g_block->shared) {
+    g_block->shared.reset(new unsigned char[bytes]);
+    std::memset(g_block->shared.get(), simt::kPoison, bytes);
+    g_block->shared_bytes = bytes;
+  } else if (g_block->shared_bytes != bytes) {
+    simt::fail(*g_block, "a kernel declares two shared objects");
+  }
+  return g_block->shared.get();
+}
+
+void block_barrier() {
+  ++t_thread->counts.block_barriers;
+  if (t_thread->n_barriers++ == g_block->settings->dropped_barrier) return;
+  simt::meet(*g_block, g_block->all, "block_barrier");
+}
+
+const std::uint32_t* exchange(const char* operation, const std::uint32_t* words, int n) {
+  const int lane = t_thread->index % kWarp;
+  const auto warp = static_cast<std::size_t>(t_thread->index / kWarp);
+  auto& set = g_block->exchange[warp].words[t_thread->n_exchanges++ % 2];
+  if (n > 0) std::memcpy(set[lane], words, sizeof(std::uint32_t) * static_cast<std::size_t>(n));
+  ++t_thread->counts.exchanges;
+  simt::meet(*g_block, g_block->warps[warp], operation);
+  return &set[0][0];
+}
+
+void mma_f16(float c[4], const std::uint32_t a[4], const std::uint32_t b[2]) { simt::Launcher::multiply(c, a, b, simt::OperandType::kF16); }
+void mma_bf16(float c[4], const std::uint32_t a[4], const std::uint32_t b[2]) { simt::Launcher::multiply(c, a, b, simt::OperandType::kBf16); }
+
+void access(const void* address, int bytes, bool is_store) {
+  if (reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) != 0) {
+    const std::lock_guard<std::mutex> lock(g_block->mutex);
+    simt::fail(*g_block, "misaligned access of " + std::to_string(bytes) + " bytes by " + simt::name_of(*g_block, *t_thread));
+  }
+  (is_store ? t_thread->counts.store_bytes : t_thread->counts.load_bytes) += bytes;
+}
+
+Status run(std::int64_t n_blocks, int n_threads, const std::function<void()>& kernel) { return simt::Launcher::run(n_blocks, n_threads, kernel); }
+
+}  // namespace kvrt::cuda::executor
