@@ -37,6 +37,12 @@ KVRT_DEVICE std::uint32_t load_shared_word(const std::uint8_t* p) {
 #endif
 }
 
+/// A value in shared memory, read at every call: the compiler may not keep it in a register from one call to the next.
+template <class T>
+KVRT_DEVICE T reread(const T& shared) {
+  return *static_cast<const volatile T*>(&shared);
+}
+
 /// One element of an array in global memory.
 template <class T>
 KVRT_DEVICE T load(const T* p) {

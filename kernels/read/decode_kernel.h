@@ -1,6 +1,7 @@
 #pragma once
 // Device code of the fused decode kernel, part 4: the loop over tiles, the running softmax and the merge of the warps.
-// 4 warps a CTA; each takes steps of 4 tiles (64 slots). No shared memory and no barrier inside the loop.
+// 4 warps a CTA; each takes steps of 4 tiles (64 slots; 2 tiles where the outputs need the registers). No shared memory and no barrier
+// inside the loop.
 
 #include "kernels/read/decode_cuda.h"
 #include "kernels/read/decode_values.h"
@@ -9,12 +10,17 @@ namespace kvrt {
 
 inline constexpr int kDecodeThreads = 128;
 inline constexpr int kDecodeWarps = kDecodeThreads / cuda::kWarp;
-inline constexpr int kStepTiles = 4;
-/// CTAs an SM must hold: caps registers at 128 (one head tile) and 168 (two).
-constexpr int decode_min_blocks(int head_tiles) { return head_tiles == 1 ? 4 : 3; }
+KVRT_HOST_DEVICE constexpr int decode_step_tiles(int head_dim, int head_tiles) { return head_dim * head_tiles <= 64 ? 4 : 2; }
+/// CTAs an SM must hold: caps registers at 128, 168 and 255.
+KVRT_HOST_DEVICE constexpr int decode_min_blocks(int head_dim, int head_tiles) {
+  return head_tiles == 1 ? 4 : head_dim <= 64 ? 3 : 2;
+}
 
 template <int D, int N>
-struct DecodeMerge {
+struct DecodeShared {
+  SideView k, v;
+  const std::int32_t* pages;
+  std::int32_t page_shift;  ///< log2 of the tokens of a page
   float m[kDecodeWarps][8 * N], l[kDecodeWarps][8 * N];
   float o[8 * N][D];
 };
@@ -86,9 +92,13 @@ KVRT_DEVICE void rescale(RunningSoftmax<D, N>& r, const float (&m)[N][2], float 
   r.weight_scale = weight_scale;
 }
 
-/// Which slots are live: the ring interval of n_tokens from first_slot.
+/// Which slots are live: the ring interval of n_tokens from first_slot. Tiles are counted from that of first_slot.
 struct LiveSlots {
   int first_slot, n_tokens, n_slots;
+  KVRT_DEVICE int tile_slot(int tile) const {
+    const int slot = (first_slot / kTileSlots + tile) * kTileSlots;
+    return slot - (slot >= n_slots ? n_slots : 0);
+  }
   KVRT_DEVICE bool is_live(int slot) const {
     const int offset = slot - first_slot + (slot < first_slot ? n_slots : 0);
     return offset < n_tokens;
@@ -97,39 +107,32 @@ struct LiveSlots {
 
 /// One warp's share of a chunk.
 template <class Keys, class Values, int D, int N>
-KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, const QueryFragments<D, N>& query, RunningSoftmax<D, N>& r) {
+KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, const DecodeShared<D, N>& shared,
+                              const QueryFragments<D, N>& query, RunningSoftmax<D, N>& r) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
   const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
-  const int n_tiles = slots.n_slots / kTileSlots, first_tile = slots.first_slot / kTileSlots;
-  const int page_tokens = segment.k.codec.page_tokens;
-  const bool folds_scale = Values::folds_scale(segment.v.codec);
+  const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v);
   bool is_first = true;
-  for (std::int64_t begin = chunk.tile_begin + kStepTiles * cuda::warp_index(); begin < chunk.tile_end; begin += kStepTiles * kDecodeWarps) {
+  constexpr int kStepTiles = decode_step_tiles(D, N);
+  const int end = static_cast<int>(chunk.tile_end);
+  for (int begin = static_cast<int>(chunk.tile_begin) + kStepTiles * cuda::warp_index(); begin < end; begin += kStepTiles * kDecodeWarps) {
     float s[kStepTiles][N][4];
     std::uint32_t params[kStepTiles][2];  // of the values of rows g and g + 8
-    const std::uint8_t* v_block[kStepTiles];
-    int tile_slot[kStepTiles];
     float m[N][2], largest = 0;
     KVRT_UNROLL
     for (int n = 0; n < N; ++n) m[n][0] = r.m[n][0], m[n][1] = r.m[n][1];
     KVRT_UNROLL
     for (int t = 0; t < kStepTiles; ++t) {
-      int tile = first_tile + static_cast<int>(begin) + t;
-      tile -= tile >= n_tiles ? n_tiles : 0;
-      const bool is_in_chunk = begin + t < chunk.tile_end;
-      tile_slot[t] = is_in_chunk ? tile * kTileSlots : -1;
       params[t][0] = params[t][1] = 0;
-      v_block[t] = nullptr;
-      if (!is_in_chunk) continue;
-      const int page_index = tile_slot[t] / page_tokens, slot = tile_slot[t] - page_index * page_tokens;
-      const std::int64_t page = cuda::load(segment.pages + page_index);
-      v_block[t] = segment.v.pool + page * segment.v.page_bytes + segment.v.block_offset;
-      Keys::template score<N>(segment.k.codec, segment.k.pool + page * segment.k.page_bytes + segment.k.block_offset, slot, query, s[t]);
+      if (begin + t >= end) continue;
+      const int tile_slot = slots.tile_slot(begin + t), shift = cuda::reread(shared.page_shift), slot = tile_slot & ((1 << shift) - 1);
+      const std::int64_t page = cuda::load(cuda::reread(shared.pages) + (tile_slot >> shift));
+      Keys::template score<N>(shared.k, page_block(shared.k, page), slot, query, s[t]);
       KVRT_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const bool live = slots.is_live(tile_slot[t] + g + 8 * i);
+        const bool live = slots.is_live(tile_slot + g + 8 * i);
         if (folds_scale) {
-          const std::uint32_t stored = Values::row_params(segment.v.codec, v_block[t], slot + g + 8 * i);
+          const std::uint32_t stored = Values::row_params(shared.v, page_block(shared.v, page), slot + g + 8 * i);
           params[t][i] = live ? stored : 0u;
           largest = fmaxf(largest, cuda::low_f16(params[t][i]));
         }
@@ -156,11 +159,13 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
 
     KVRT_UNROLL
     for (int t = 0; t < kStepTiles; ++t) {
-      if (tile_slot[t] < 0) continue;
+      if (begin + t >= end) continue;
+      const int tile_slot = slots.tile_slot(begin + t), shift = cuda::reread(shared.page_shift), slot = tile_slot & ((1 << shift) - 1);
+      const std::int64_t page = cuda::load(cuda::reread(shared.pages) + (tile_slot >> shift));
       std::uint32_t weights[N][2];
       KVRT_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const bool live = slots.is_live(tile_slot[t] + g + 8 * i);
+        const bool live = slots.is_live(tile_slot + g + 8 * i);
         const float scale = (folds_scale ? cuda::low_f16(params[t][i]) : 1.0f) * r.weight_scale;
         const float lo = folds_scale ? cuda::high_f16(params[t][i]) : 0.0f;
         KVRT_UNROLL
@@ -170,7 +175,7 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
           for (int j = 0; j < 2; ++j) {
             p[j] = live ? cuda::exp2_approx(s[t][n][2 * i + j] - r.m[n][j]) : 0.0f;
             r.l[n][j] += p[j];
-            r.z[n][j] += p[j] * lo;
+            if (folds_scale) r.z[n][j] += p[j] * lo;
           }
           const std::uint32_t pair = Values::kIsBf16 ? cuda::pack_bf16(p[0] * scale, p[1] * scale) : cuda::pack_f16(p[0] * scale, p[1] * scale);
           if (folds_scale) r.w[n][0] += cuda::low_f16(pair), r.w[n][1] += cuda::high_f16(pair);
@@ -179,15 +184,15 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
       }
       bool live[4];
       KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) live[i] = slots.is_live(tile_slot[t] + value_token(quad, i));
-      Values::template accumulate<N>(segment.v.codec, v_block[t], tile_slot[t] % page_tokens, live, weights, r.o);
+      for (int i = 0; i < 4; ++i) live[i] = slots.is_live(tile_slot + value_token(quad, i));
+      Values::template accumulate<N>(shared.v, page_block(shared.v, page), slot, live, weights, r.o);
     }
   }
 }
 
 /// Warps merge through shared memory, in order; the partial result goes out.
 template <class Values, int D, int N>
-KVRT_DEVICE void merge_warps(const DecodeArgs& args, const PageCodec& codec, RunningSoftmax<D, N>& r, DecodeMerge<D, N>& merge) {
+KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, DecodeShared<D, N>& shared) {
   const int lane = cuda::lane_index(), warp = cuda::warp_index(), g = lane / 4, quad = lane % 4;
   const bool is_odd = g % 2 != 0;  // parity of the lane's tokens g and g + 8
   float bias[N][2][2];
@@ -199,11 +204,11 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, const PageCodec& codec, Run
       r.z[n][j] = column_sum(r.z[n][j]);
       KVRT_UNROLL
       for (int row = 0; row < 2; ++row) bias[n][row][j] = column_sum(r.w[n][j] * Values::bias(row, is_odd));
-      if (g == 0) merge.m[warp][8 * n + 2 * quad + j] = r.m[n][j], merge.l[warp][8 * n + 2 * quad + j] = r.l[n][j];
+      if (g == 0) shared.m[warp][8 * n + 2 * quad + j] = r.m[n][j], shared.l[warp][8 * n + 2 * quad + j] = r.l[n][j];
     }
   }
   cuda::block_barrier();
-  const float scale = Values::undo(codec) / r.weight_scale;
+  const float scale = Values::undo(shared.v) / r.weight_scale;
   float factor[N][2];
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -211,7 +216,7 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, const PageCodec& codec, Run
     for (int j = 0; j < 2; ++j) {
       float top = kNoScore;
       KVRT_UNROLL
-      for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, merge.m[x][8 * n + 2 * quad + j]);
+      for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, shared.m[x][8 * n + 2 * quad + j]);
       factor[n][j] = cuda::exp2_approx(r.m[n][j] - top);
     }
   }
@@ -224,7 +229,7 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, const PageCodec& codec, Run
         for (int i = 0; i < D / 16; ++i) {
           KVRT_UNROLL
           for (int c = 0; c < 4; ++c) {
-            float& sum = merge.o[8 * n + 2 * quad + c % 2][g * (D / 8) + 2 * i + c / 2];
+            float& sum = shared.o[8 * n + 2 * quad + c % 2][g * (D / 8) + 2 * i + c / 2];
             const float value = ((r.o[n][i][c] - bias[n][c / 2][c % 2]) * scale + r.z[n][c % 2]) * factor[n][c % 2];
             sum = x == 0 ? value : sum + value;
           }
@@ -235,37 +240,45 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, const PageCodec& codec, Run
   }
   const int n_heads = args.n_query_heads;
   const std::int64_t first = static_cast<std::int64_t>(cuda::block_index()) * n_heads;
-  for (int i = cuda::thread_index(); i < n_heads * D; i += kDecodeThreads) cuda::store(args.partials.o + first * D + i, merge.o[i / D][i % D]);
+  for (int i = cuda::thread_index(); i < n_heads * D; i += kDecodeThreads) cuda::store(args.partials.o + first * D + i, shared.o[i / D][i % D]);
   for (int head = cuda::thread_index(); head < n_heads; head += kDecodeThreads) {
     float top = kNoScore, sum = 0;
-    for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, merge.m[x][head]);
-    for (int x = 0; x < kDecodeWarps; ++x) sum += merge.l[x][head] * cuda::exp2_approx(merge.m[x][head] - top);
+    for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, shared.m[x][head]);
+    for (int x = 0; x < kDecodeWarps; ++x) sum += shared.l[x][head] * cuda::exp2_approx(shared.m[x][head] - top);
     cuda::store(args.partials.m + first + head, top);
     cuda::store(args.partials.l + first + head, sum);
   }
 }
 
 template <class Keys, class Values, int D, int N>
-KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, DecodeMerge<D, N>& merge) {
+KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, DecodeShared<D, N>& shared) {
+  if (cuda::thread_index() == 0) {
+    shared.k = view_side(segment.k), shared.v = view_side(segment.v);
+    shared.pages = segment.pages;
+    int shift = 0;
+    while ((1 << shift) < segment.k.codec.page_tokens) ++shift;
+    shared.page_shift = shift;
+  }
+  cuda::block_barrier();
   QueryFragments<D, N> query;
   load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, query);
   RunningSoftmax<D, N> r;
   start_softmax(r);
-  decode_tiles<Keys, Values>(segment, chunk, query, r);
-  merge_warps<Values>(args, segment.v.codec, r, merge);
+  decode_tiles<Keys, Values>(segment, chunk, shared, query, r);
+  merge_warps<Values>(args, r, shared);
 }
 
 /// One CTA a chunk. Coded pages as the families say; segments of bf16 pages (sinks, window) in the same launch.
 template <class Keys, class Values, int D, int N>
-KVRT_KERNEL(kDecodeThreads, decode_min_blocks(N)) decode_kernel(const DecodeArgs args) {
-  using Merge = DecodeMerge<D, N>;
-  KVRT_SHARED(Merge, merge);
+KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeArgs args) {
+  using Shared = DecodeShared<D, N>;
+  KVRT_SHARED(Shared, shared);
   const DecodeChunk& chunk = args.chunks[cuda::block_index()];
   const Segment& segment = args.segments[chunk.segment];
   if (segment.k.codec.format == Format::kBf16 && segment.v.codec.format == Format::kBf16) {
-    decode_chunk<PlainKeys<D, true>, PlainValues<D, true>, D, N>(args, chunk, segment, merge);
+    decode_chunk<PlainKeys<D, true>, PlainValues<D, true>, D, N>(args, chunk, segment, shared);
   } else {
-    decode_chunk<Keys, Values, D, N>(args, chunk, segment, merge);
+    decode_chunk<Keys, Values, D, N>(args, chunk, segment, shared);
   }
 }
 

@@ -20,10 +20,10 @@ KVRT_DEVICE void load_row(const std::uint8_t* p, std::uint32_t (&words)[W]) {
   }
 }
 
-/// Scale and minimum of the group of `channel` in `slot`, token.g<N>.
-KVRT_DEVICE std::uint32_t load_token_params(const PageCodec& codec, const std::uint8_t* block, int slot, int channel) {
-  const int n_groups = codec.head_dim / codec.group;
-  return cuda::load_shared_word(block + codec.params + 4 * (static_cast<std::int64_t>(slot) * n_groups + channel / codec.group));
+/// (scale, minimum) of group `part * n_groups / n_parts` of `slot`, token.g<N>: the group of a lane that reads part `part` of a row.
+KVRT_DEVICE std::uint32_t load_token_params(const SideView& view, const std::uint8_t* block, int slot, int part, int n_parts) {
+  const int n_groups = cuda::reread(view.n_groups);
+  return cuda::load_shared_word(block + cuda::reread(view.params) + 4 * (slot * n_groups + part * n_groups / n_parts));
 }
 
 /// (scale, minimum) as a pair of each, times a power of two given as fp16 bits.
@@ -48,16 +48,16 @@ struct TokenKeys {
 
   /// s: scores (base 2) of tokens slot + g (s[n][0..1]) and slot + g + 8 (s[n][2..3]).
   template <int N>
-  KVRT_DEVICE static void score(const PageCodec& codec, const std::uint8_t* block, int slot, const QueryFragments<D, N>& query,
+  KVRT_DEVICE static void score(const SideView& view, const std::uint8_t* block, int slot, const QueryFragments<D, N>& query,
                                 float (&s)[N][4]) {
     const int lane = cuda::lane_index(), quad = lane % 4, row = slot + lane / 4;
     std::uint32_t words[2][kWords], params[2];
     KVRT_UNROLL
     for (int r = 0; r < 2; ++r) {
-      load_row(block + (row + 8 * r) * static_cast<std::int64_t>(16 * kWords) + quad * (4 * kWords), words[r]);
-      params[r] = load_token_params(codec, block, row + 8 * r, quad * (D / 4));
+      load_row(block + (row + 8 * r) * (16 * kWords) + quad * (4 * kWords), words[r]);
+      params[r] = load_token_params(view, block, row + 8 * r, quad, 4);
     }
-    if (codec.group == D) {
+    if (cuda::reread(view.n_groups) == 1) {
       KVRT_UNROLL
       for (int n = 0; n < N; ++n) {
         KVRT_UNROLL
@@ -138,7 +138,7 @@ struct PlainKeys {
   KVRT_DEVICE static constexpr float bias(int) { return 0.0f; }
 
   template <int N>
-  KVRT_DEVICE static void score(const PageCodec&, const std::uint8_t* block, int slot, const QueryFragments<D, N>& query, float (&s)[N][4]) {
+  KVRT_DEVICE static void score(const SideView&, const std::uint8_t* block, int slot, const QueryFragments<D, N>& query, float (&s)[N][4]) {
     const int lane = cuda::lane_index(), quad = lane % 4, row = slot + lane / 4;
     KVRT_UNROLL
     for (int n = 0; n < N; ++n) {
@@ -149,7 +149,7 @@ struct PlainKeys {
     for (int piece = 0; piece < D / 32; ++piece) {
       std::uint32_t words[2][4];
       KVRT_UNROLL
-      for (int r = 0; r < 2; ++r) load_row(block + (row + 8 * r) * static_cast<std::int64_t>(2 * D) + 64 * piece + 16 * quad, words[r]);
+      for (int r = 0; r < 2; ++r) load_row(block + (row + 8 * r) * (2 * D) + 64 * piece + 16 * quad, words[r]);
       KVRT_UNROLL
       for (int half = 0; half < 2; ++half) {
         const std::uint32_t a[4] = {words[0][2 * half], words[1][2 * half], words[0][2 * half + 1], words[1][2 * half + 1]};

@@ -3,10 +3,28 @@
 
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/mma.h"
+#include "kernels/read/segment.h"
 
 namespace kvrt {
 
 inline constexpr float kNoScore = -1e30f;  ///< of masked tokens; finite, so that differences of maxima are
+
+/// What the loop over tiles needs of one side of a segment. Lives in shared memory and is read again for every tile, since registers
+/// are what limits the loop.
+struct SideView {
+  const std::uint8_t* first;  ///< head block of page p: first + p * page_bytes
+  std::int64_t page_bytes;
+  std::int32_t params;        ///< offset of the parameters in a block
+  std::int32_t n_groups;      ///< D / N of token.g<N>
+};
+KVRT_DEVICE SideView view_side(const SegmentSide& side) {
+  const PageCodec& c = side.codec;
+  return {side.pool + side.block_offset, side.page_bytes, static_cast<std::int32_t>(c.params),
+          c.granularity == Granularity::kToken ? c.head_dim / c.group : 1};
+}
+KVRT_DEVICE const std::uint8_t* page_block(const SideView& view, std::int64_t page) {
+  return cuda::reread(view.first) + page * cuda::reread(view.page_bytes);
+}
 
 /// Queries of one warp: N tiles of 8 heads, D channels. Lane 4g + q holds, of head 8 n + g, the channels that the key family
 /// assigns to quad lane q; of the scores it gets heads 8 n + 2 q and 8 n + 2 q + 1, for which the column constants are.

@@ -19,28 +19,28 @@ inline constexpr float kWeightScale = 0x1p10f;  ///< 2^e where no scale is folde
 /// operands(even words, odd words, tile, alternating) -> the pair of registers of rows g and g + 8.
 template <class Codes, int D>
 struct TokenValues {
-  static constexpr bool kIsBf16 = false;
+  static constexpr bool kIsBf16 = false, kMayFold = true;
   static constexpr int kWords = Codes::template words<D>();
 
-  KVRT_DEVICE static bool folds_scale(const PageCodec& codec) { return codec.group == D; }
-  KVRT_DEVICE static std::uint32_t row_params(const PageCodec& codec, const std::uint8_t* block, int slot) {
-    return load_token_params(codec, block, slot, 0);
+  KVRT_DEVICE static bool folds_scale(const SideView& view) { return cuda::reread(view.n_groups) == 1; }
+  KVRT_DEVICE static std::uint32_t row_params(const SideView& view, const std::uint8_t* block, int slot) {
+    return load_token_params(view, block, slot, 0, 1);
   }
   /// Σ of rounded weights, to what the biases added to each output row (0: c0 c1, 1: c2 c3). Parity is that of the tokens.
   KVRT_DEVICE static float bias(int row, bool is_odd) { return Codes::bias(row, is_odd); }
-  KVRT_DEVICE static float undo(const PageCodec& codec) { return codec.group == D ? 1.0f : kUndoHalf; }
+  KVRT_DEVICE static float undo(const SideView& view) { return folds_scale(view) ? 1.0f : kUndoHalf; }
 
   /// live: of the lane's four tokens. weights: [N][2], operand B. o: [N][D / 16][4].
   template <int N>
-  KVRT_DEVICE static void accumulate(const PageCodec& codec, const std::uint8_t* block, int slot, const bool (&live)[4],
+  KVRT_DEVICE static void accumulate(const SideView& view, const std::uint8_t* block, int slot, const bool (&live)[4],
                                      const std::uint32_t (&weights)[N][2], float (&o)[N][D / 16][4]) {
     const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
     std::uint32_t words[4][kWords];
     KVRT_UNROLL
     for (int i = 0; i < 4; ++i) {
-      load_row(block + (slot + value_token(quad, i)) * static_cast<std::int64_t>(32 * kWords) + g * (4 * kWords), words[i]);
+      load_row(block + (slot + value_token(quad, i)) * (32 * kWords) + g * (4 * kWords), words[i]);
     }
-    const bool is_folded = folds_scale(codec);
+    const bool is_folded = folds_scale(view);
     std::uint32_t scale[2] = {0, 0}, lo[2] = {0, 0};
     if (!is_folded) {
       KVRT_UNROLL
@@ -48,7 +48,7 @@ struct TokenValues {
         std::uint32_t p[2];
         KVRT_UNROLL
         for (int j = 0; j < 2; ++j) {
-          const std::uint32_t params = load_token_params(codec, block, slot + value_token(quad, i + j), g * (D / 8));
+          const std::uint32_t params = load_token_params(view, block, slot + value_token(quad, i + j), g, 8);
           p[j] = live[i + j] ? cuda::fma_f16x2(params, kHalfPair, 0x80008000u) : 0u;
         }
         scale[i / 2] = cuda::byte_permute(p[0], p[1], 0x5410u);
@@ -105,15 +105,15 @@ struct Int8ValueCodes {
 /// bf16 or fp16 rows. Words of masked tokens are replaced by 0: bytes nobody wrote may be NaN.
 template <int D, bool IsBf16>
 struct PlainValues {
-  static constexpr bool kIsBf16 = IsBf16;
+  static constexpr bool kIsBf16 = IsBf16, kMayFold = false;
   static constexpr int kWords = D / 16;
-  KVRT_DEVICE static bool folds_scale(const PageCodec&) { return false; }
-  KVRT_DEVICE static std::uint32_t row_params(const PageCodec&, const std::uint8_t*, int) { return 0; }
+  KVRT_DEVICE static bool folds_scale(const SideView&) { return false; }
+  KVRT_DEVICE static std::uint32_t row_params(const SideView&, const std::uint8_t*, int) { return 0; }
   KVRT_DEVICE static float bias(int, bool) { return 0.0f; }
-  KVRT_DEVICE static float undo(const PageCodec&) { return 1.0f; }
+  KVRT_DEVICE static float undo(const SideView&) { return 1.0f; }
 
   template <int N>
-  KVRT_DEVICE static void accumulate(const PageCodec&, const std::uint8_t* block, int slot, const bool (&live)[4],
+  KVRT_DEVICE static void accumulate(const SideView&, const std::uint8_t* block, int slot, const bool (&live)[4],
                                      const std::uint32_t (&weights)[N][2], float (&o)[N][D / 16][4]) {
     const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
     constexpr int kPart = 4;  // words of one load
@@ -122,7 +122,7 @@ struct PlainValues {
       std::uint32_t words[4][kPart];
       KVRT_UNROLL
       for (int i = 0; i < 4; ++i) {
-        load_row(block + (slot + value_token(quad, i)) * static_cast<std::int64_t>(2 * D) + g * (4 * kWords) + 4 * part, words[i]);
+        load_row(block + (slot + value_token(quad, i)) * (2 * D) + g * (4 * kWords) + 4 * part, words[i]);
         KVRT_UNROLL
         for (int j = 0; j < kPart; ++j) words[i][j] = live[i] ? words[i][j] : 0u;
       }
