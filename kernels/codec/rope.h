@@ -1,6 +1,6 @@
 #pragma once
 // Rotary position embedding of one row, the same bits on every backend at any position: cosine and sine come from two fp32 tables,
-// each computed in double on the host - positions 64 r, with the attention factor in it, and 0 ... 63 - joined by one complex product
+// each computed in double on the host - positions 64 r, with the attention factor in it, and 0 ... 127 - joined by one complex product
 // whose operations round one by one (no contraction).
 // Source: Su et al., arXiv 2104.09864; attention factor: Peng et al., arXiv 2309.00071 (YaRN).
 
@@ -10,9 +10,10 @@
 
 namespace kvrt {
 
-inline constexpr std::int64_t kRopeFine = 64;  ///< positions of the fine table
+inline constexpr std::int64_t kRopeCoarse = 64;  ///< distance of two positions of the coarse table
+inline constexpr std::int64_t kRopeFine = 128;   ///< offsets of the fine table: those inside one page
 
-/// Tables hold pairs (cos, sin): coarse [n_coarse, n_pairs, 2], fine [kRopeFine, n_pairs, 2]. n_pairs 0: no rotation.
+/// Cosines, then sines: coarse [n_coarse, 2, n_pairs], fine [kRopeFine, 2, n_pairs]. n_pairs 0: no rotation.
 struct RopeTables {
   const float* coarse = nullptr;
   const float* fine = nullptr;
@@ -20,11 +21,11 @@ struct RopeTables {
   bool interleaved = false;  ///< pairs (2i, 2i + 1), else (i, i + n_pairs)
 };
 
-/// Attention factor times (cos, sin) of pair i. Requires: 0 <= position < kRopeFine * n_coarse.
+/// Attention factor times (cos, sin) of pair i. Requires: 0 <= position < kRopeCoarse * n_coarse.
 KVRT_HOST_DEVICE inline void rope_factors(const RopeTables& t, std::int64_t position, int i, float* cos, float* sin) {
-  const float* a = t.coarse + (position / kRopeFine * t.n_pairs + i) * 2;
-  const float* b = t.fine + (position % kRopeFine * t.n_pairs + i) * 2;
-  const float cc = a[0] * b[0], ss = a[1] * b[1], cs = a[0] * b[1], sc = a[1] * b[0];
+  const float* a = t.coarse + position / kRopeCoarse * 2 * t.n_pairs;
+  const float* b = t.fine + position % kRopeCoarse * 2 * t.n_pairs;
+  const float cc = a[i] * b[i], ss = a[t.n_pairs + i] * b[t.n_pairs + i], cs = a[i] * b[t.n_pairs + i], sc = a[t.n_pairs + i] * b[i];
   *cos = cc - ss;
   *sin = sc + cs;
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "kernels/codec/half.h"
+#include "kernels/core/plan_constants.h"
 
 namespace kvrt {
 namespace {
@@ -27,28 +28,43 @@ bool read_chan_perm(std::string_view text, int head_dim, int* spread) {
   return failure == std::errc() && end == text.data() + text.size() && text[0] != '0' && *spread > 0 && *spread % 4 == 0 && head_dim % *spread == 0;
 }
 
-bool is_fp8(Format f) { return f == Format::kFp8E4m3 || f == Format::kFp8E5m2; }
-
-struct Constants {
-  const char* name;
-  const float* values;
-  std::int64_t count;     ///< 0: the scheme has none
-  bool positive;
-  std::vector<float>* out;
-};
-
-Status copy_constants(const std::string& where, const UnitPlan& unit, const Constants& c) {
-  if (c.count == 0) {
-    if (c.values) return bad_plan(where, std::string(c.name) + " is given, but " + unit.text + " has none");
-    return {};
+/// Copies one array that the scheme asks for, or finds that it is absent. `constant` is null if the scheme has none.
+template <class T>
+Status copy_constant(const std::string& where, const char* name, const T* values, const PlanConstant* constant, std::vector<T>* out) {
+  if (!constant) return values ? bad_plan(where, std::string(name) + " is given, but the scheme has none") : Status();
+  const std::int64_t n = constant->count();
+  if (!values) return bad_plan(where, std::string(name) + " is missing; the scheme needs " + std::to_string(n) + " values");
+  out->assign(values, values + n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const bool finite = f32_is_finite(static_cast<float>(values[i]));
+    if (finite && (!constant->positive || values[i] > 0)) continue;
+    return bad_plan(where, std::string(name) + "[" + std::to_string(i) + "] is " + (finite ? std::to_string(values[i]) : "not finite") +
+                               ", expected a finite number" + (constant->positive ? " > 0" : ""));
   }
-  if (!c.values) return bad_plan(where, std::string(c.name) + " is missing; " + unit.text + " needs " + std::to_string(c.count) + " values");
-  c.out->assign(c.values, c.values + c.count);
-  for (std::int64_t i = 0; i < c.count; ++i) {
-    const float x = c.values[i];
-    if (!f32_is_finite(x) || (c.positive && !(x > 0))) {
-      return bad_plan(where, std::string(c.name) + "[" + std::to_string(i) + "] is " + std::to_string(x) + ", expected a finite number" + (c.positive ? " > 0" : ""));
+  return {};
+}
+
+Status copy_constants(const std::string& where, const kvrt_unit_view& view, const LayerLayout& layout, UnitPlan* unit) {
+  const std::vector<PlanConstant> constants = plan_constants(unit->scheme, layout.n_kv_heads, layout.head_dim);
+  const auto find = [&](std::string_view name) -> const PlanConstant* {
+    for (const PlanConstant& c : constants) {
+      if (name == c.name) return &c;
     }
+    return nullptr;
+  };
+  struct Floats {
+    const char* name;
+    const float* values;
+    std::vector<float>* out;
+  };
+  for (const Floats& f : {Floats{"mean", view.mean, &unit->mean}, Floats{"smooth", view.smooth, &unit->smooth}, Floats{"clip_lo", view.clip_lo, &unit->clip_lo},
+                          Floats{"clip_hi", view.clip_hi, &unit->clip_hi}, Floats{"codebook", view.codebook, &unit->codebook},
+                          Floats{"ef_u", view.ef_u, &unit->ef_u}}) {
+    if (Status status = copy_constant(where, f.name, f.values, find(f.name), f.out); !status.ok()) return status;
+  }
+  if (Status status = copy_constant(where, "ef_order", view.ef_order, find("ef_order"), &unit->ef_order); !status.ok()) return status;
+  for (std::size_t i = 0; i < unit->clip_lo.size(); ++i) {
+    if (!(unit->clip_lo[i] <= unit->clip_hi[i])) return bad_plan(where, "clip_lo[" + std::to_string(i) + "] is above clip_hi");
   }
   return {};
 }
@@ -75,21 +91,7 @@ Status read_unit(const kvrt_unit_view& view, CacheSide side, LayerPlan* layer) {
     return bad_plan(where, "block_order is \"" + unit.block_order + "\", expected " + (has_order ? "half_split or adjacent" : "none for " + unit.text));
   }
 
-  const Scheme& s = unit.scheme;
-  const std::int64_t heads = layer->layout.n_kv_heads, full = heads * width;
-  const std::int64_t thresholds = s.granularity == Granularity::kTensor ? 1
-                                  : s.granularity == Granularity::kHead ? heads
-                                  : s.granularity == Granularity::kChannelStatic ? full : 0;
-  for (const Constants& c : {Constants{"mean", view.mean, s.center ? full : 0, false, &unit.mean},
-                             Constants{"smooth", view.smooth, s.smooth ? full : 0, true, &unit.smooth},
-                             Constants{"clip_lo", view.clip_lo, is_fp8(s.format) ? 0 : thresholds, false, &unit.clip_lo},
-                             Constants{"clip_hi", view.clip_hi, thresholds, is_fp8(s.format), &unit.clip_hi}}) {
-    if (Status status = copy_constants(where, unit, c); !status.ok()) return status;
-  }
-  for (std::size_t i = 0; i < unit.clip_lo.size(); ++i) {
-    if (!(unit.clip_lo[i] <= unit.clip_hi[i])) return bad_plan(where, "clip_lo[" + std::to_string(i) + "] is above clip_hi");
-  }
-  return {};
+  return copy_constants(where, view, layer->layout, &unit);
 }
 
 Status read_rope(const kvrt_layer_view& view, const std::string& where, LayerPlan* layer) {

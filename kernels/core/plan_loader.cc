@@ -1,5 +1,6 @@
 #include "kernels/core/plan_loader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/codec/hadamard_order.h"
+#include "kernels/core/plan_constants.h"
 #include "kernels/core/sha256.h"
 
 namespace kvrt {
@@ -32,7 +34,7 @@ struct PlanError {
 [[noreturn]] void bad(const std::string& where, const std::string& expected) { fail(Code::kFormat, where + ": expected " + expected); }
 
 /// Texts of a file go into messages: printable, and not endless.
-std::string quoted(const std::string& text) {
+std::string in_quotes(const std::string& text) {
   std::string out = "\"";
   for (const char c : text.substr(0, 80)) out += c >= 0x20 && c < 0x7F ? c : '?';
   return out + (text.size() > 80 ? "...\"" : "\"");
@@ -48,7 +50,7 @@ json parse(std::string_view text, const std::string& what) {
     if (event == json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
     if (event == json::parse_event_t::key && !keys.empty()) {
       const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second && problem.empty()) problem = "key " + quoted(key) + " stands twice in one object";
+      if (!keys.back().insert(key).second && problem.empty()) problem = "key " + in_quotes(key) + " stands twice in one object";
     }
     return problem.empty();
   };
@@ -101,11 +103,18 @@ struct Node {
   }
 };
 
-/// One fp32 array of the .safetensors file; values are unaligned bytes.
+/// One array of the .safetensors file, F32 or I32; values are unaligned bytes.
 struct Tensor {
+  bool integer = false;
   std::vector<std::int64_t> shape;
   std::string_view bytes;
 };
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const std::int64_t n : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(n);
+  return text + "]";
+}
 
 std::map<std::string, Tensor> read_tensors(std::string_view file) {
   const std::string what = "plan tensors";
@@ -120,9 +129,11 @@ std::map<std::string, Tensor> read_tensors(std::string_view file) {
   std::map<std::string, Tensor> tensors;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    const Node node{&entry, what + " " + quoted(name)};
-    if (node.at("dtype").text() != "F32") bad(node.at("dtype").where, "F32");
+    const Node node{&entry, what + " " + in_quotes(name)};
+    const std::string dtype = node.at("dtype").text();
+    if (dtype != "F32" && dtype != "I32") bad(node.at("dtype").where, "F32 or I32");
     Tensor tensor;
+    tensor.integer = dtype == "I32";
     const Node shape = node.at("shape"), offsets = node.at("data_offsets");
     std::int64_t bytes = 4;
     for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -142,14 +153,18 @@ std::map<std::string, Tensor> read_tensors(std::string_view file) {
 /// What a kvrt_unit_view points to.
 struct UnitStorage {
   std::string scheme, chan_perm, block_order;
-  std::vector<float> mean, smooth, clip_lo, clip_hi;
+  std::map<std::string, std::vector<float>> floats;  ///< by name of the constant
+  std::vector<std::int32_t> ef_order;
+
+  const float* values(const char* name) const {
+    const auto it = floats.find(name);
+    return it == floats.end() ? nullptr : it->second.data();
+  }
 };
 struct LayerStorage {
   std::vector<double> inv_freq;
   UnitStorage units[KVRT_SIDES];
 };
-
-const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
 
 class PlanReader {
  public:
@@ -162,7 +177,7 @@ class PlanReader {
   void read_model();
   void read_layer(const Node& node, std::size_t slot);
   void read_unit(const Node& node, CacheSide side, const kvrt_layer_view& layer, UnitStorage* storage, kvrt_unit_view* view);
-  void read_params(const Node& node, const std::string& prefix, const kvrt_layer_view& layer, UnitStorage* storage);
+  void read_params(const Node& node, const std::string& prefix, const std::vector<PlanConstant>& constants, UnitStorage* storage);
   void check_rope();
 
   Node root_;
@@ -202,37 +217,37 @@ void PlanReader::read_model() {
   }
 }
 
-void PlanReader::read_params(const Node& node, const std::string& prefix, const kvrt_layer_view& layer, UnitStorage* storage) {
+template <class T>
+std::vector<T> copy_values(const Tensor& tensor) {
+  std::vector<T> values(tensor.bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+  return values;
+}
+
+void PlanReader::read_params(const Node& node, const std::string& prefix, const std::vector<PlanConstant>& constants, UnitStorage* storage) {
   if (!node.value->is_object()) bad(node.where, "an object");
-  const std::int64_t heads = layer.n_kv_heads, width = layer.head_dim;
-  for (const auto& [key, entry] : node.value->items()) {
-    if (key == "scale") continue;  // clip_hi over the largest value of the format, for other readers
-    std::vector<float>* const out = key == "mean" ? &storage->mean : key == "smooth" ? &storage->smooth : key == "clip_lo" ? &storage->clip_lo
-                                    : key == "clip_hi" ? &storage->clip_hi : nullptr;
-    if (!out) fail(Code::kUnsupported, node.where + "/" + quoted(key) + ": this build knows mean, smooth, clip_lo, clip_hi");
-    const Node reference{&entry, node.where + "/" + key};
+  for (const auto& item : node.value->items()) {
+    const bool known = std::any_of(constants.begin(), constants.end(), [&](const PlanConstant& c) { return item.key() == c.name; });
+    // `scale` is clip_hi over the largest value of the format, for other readers.
+    if (!known && item.key() != "scale") fail(Code::kFormat, node.where + ": " + storage->scheme + " has no " + in_quotes(item.key()));
+  }
+  for (const PlanConstant& constant : constants) {
+    const Node reference = node.at(constant.name), shape = reference.at("shape");
     const std::string name = reference.at("tensor").text();
-    if (name != prefix + key) bad(reference.where + "/tensor", quoted(prefix + key) + ", got " + quoted(name));
+    if (name != prefix + constant.name) bad(reference.where + "/tensor", in_quotes(prefix + constant.name) + ", got " + in_quotes(name));
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) fail(Code::kMismatch, reference.where + ": the tensors of this plan do not hold " + quoted(name));
+    if (found == tensors_.end()) fail(Code::kMismatch, reference.where + ": the tensors of this plan do not hold " + in_quotes(name));
     const Tensor& tensor = found->second;
-    const Node shape = reference.at("shape");
-    std::vector<std::int64_t> stated;
+    std::vector<std::int64_t> stated, expected{constant.shape[0]};
+    if (constant.shape[1]) expected.push_back(constant.shape[1]);
     for (std::size_t i = 0; i < shape.size(); ++i) stated.push_back(shape.element(i).integer(0, INT64_MAX));
-    if (stated != tensor.shape) fail(Code::kMismatch, shape.where + " is not the shape of tensor " + quoted(name));
-    // Static thresholds come as one value, one a head, or one a head and channel, as the scheme says: make_plan() wants the count.
-    Scheme scheme;
-    std::string ignored;
-    if (!parse_scheme(storage->scheme, &scheme, &ignored)) return;  // make_plan() says why
-    const bool full = key == "mean" || key == "smooth" || scheme.granularity == Granularity::kChannelStatic;
-    const std::vector<std::int64_t> expected = full ? std::vector<std::int64_t>{heads, width}
-                                               : scheme.granularity == Granularity::kHead ? std::vector<std::int64_t>{heads} : std::vector<std::int64_t>{1};
-    if (tensor.shape != expected) {
-      fail(Code::kMismatch, shape.where + ": expected " + std::string(full ? "[n_kv_heads, head_dim]" : expected.size() == 1 && expected[0] != 1 ? "[n_kv_heads]" : "[1]") +
-                                " for " + storage->scheme);
+    if (stated != expected) bad(shape.where, shape_text(expected) + " for " + storage->scheme + ", got " + shape_text(stated));
+    if (tensor.shape != expected || tensor.integer != constant.integer) {
+      fail(Code::kMismatch, "tensor " + in_quotes(name) + " is " + (tensor.integer ? "I32 " : "F32 ") + shape_text(tensor.shape) + ", expected " +
+                                (constant.integer ? "I32 " : "F32 ") + shape_text(expected));
     }
-    out->resize(tensor.bytes.size() / sizeof(float));
-    if (!out->empty()) std::memcpy(out->data(), tensor.bytes.data(), tensor.bytes.size());
+    if (constant.integer) storage->ef_order = copy_values<std::int32_t>(tensor);
+    else storage->floats[constant.name] = copy_values<float>(tensor);
     ++n_tensors_used_;
   }
 }
@@ -242,9 +257,9 @@ void PlanReader::read_unit(const Node& node, CacheSide side, const kvrt_layer_vi
   storage->scheme = node.at("scheme").text();
   Scheme scheme;
   std::string error;
-  if (!parse_scheme(storage->scheme, &scheme, &error)) fail(Code::kFormat, node.where + "/scheme " + quoted(storage->scheme) + ": " + error);
+  if (!parse_scheme(storage->scheme, &scheme, &error)) fail(Code::kFormat, node.where + "/scheme " + in_quotes(storage->scheme) + ": " + error);
   if (const std::string text = check_shape(scheme, layer.head_dim, is_key); !text.empty()) {
-    fail(Code::kFormat, "layer " + std::to_string(layer.index) + (is_key ? " K " : " V ") + quoted(storage->scheme) + ": " + text);
+    fail(Code::kFormat, "layer " + std::to_string(layer.index) + (is_key ? " K " : " V ") + in_quotes(storage->scheme) + ": " + text);
   }
   if (node.at("bits").count() != code_bits(scheme.format)) bad(node.at("bits").where, std::to_string(code_bits(scheme.format)) + ", as the scheme says");
   if (is_key && node.at("frame").text() != (scheme.pre ? "pre" : "post")) bad(node.at("frame").where, std::string(scheme.pre ? "pre" : "post") + ", as the scheme says");
@@ -262,10 +277,13 @@ void PlanReader::read_unit(const Node& node, CacheSide side, const kvrt_layer_vi
     storage->block_order = node.at("block_order").text();
     view->block_order = storage->block_order.c_str();
   }
-  read_params(node.at("params"), "layers." + std::to_string(layer.index) + (is_key ? ".k." : ".v."), layer, storage);
+  read_params(node.at("params"), "layers." + std::to_string(layer.index) + (is_key ? ".k." : ".v."),
+              plan_constants(scheme, layer.n_kv_heads, layer.head_dim), storage);
   view->scheme = storage->scheme.c_str();
-  view->mean = or_null(storage->mean), view->smooth = or_null(storage->smooth);
-  view->clip_lo = or_null(storage->clip_lo), view->clip_hi = or_null(storage->clip_hi);
+  view->mean = storage->values("mean"), view->smooth = storage->values("smooth");
+  view->clip_lo = storage->values("clip_lo"), view->clip_hi = storage->values("clip_hi");
+  view->codebook = storage->values("codebook"), view->ef_u = storage->values("ef_u");
+  view->ef_order = storage->ef_order.empty() ? nullptr : storage->ef_order.data();
 }
 
 void PlanReader::read_layer(const Node& node, std::size_t slot) {
@@ -308,7 +326,7 @@ Status PlanReader::read(Plan* out) {
     fail(Code::kUnsupported, "/schema/version is " + std::to_string(version) + "; this build reads version 1");
   }
   if (const Node target = root_.at("request").at("target"); target.text() != "native") {
-    fail(Code::kUnsupported, target.where + " is " + quoted(target.text()) + "; this build runs plans for native");
+    fail(Code::kUnsupported, target.where + " is " + in_quotes(target.text()) + "; this build runs plans for native");
   }
   if (!root_.at("tiers").at("salient").value->is_null()) fail(Code::kUnsupported, "/tiers/salient: a salient tier is not offered by this build");
   read_model();
@@ -362,7 +380,7 @@ Status read_document(const json& document, std::string_view tensors, Plan* out) 
       fail(Code::kMismatch, "/tensors/bytes is " + named.at("bytes").value->dump() + ", the tensors have " + std::to_string(tensors.size()));
     }
     if (const std::string sha = sha256_hex(tensors.data(), tensors.size()); named.at("sha256").text() != sha) {
-      fail(Code::kMismatch, "/tensors/sha256 is " + quoted(named.at("sha256").text()) + ", the tensors have " + sha + ": not those of this plan");
+      fail(Code::kMismatch, "/tensors/sha256 is " + in_quotes(named.at("sha256").text()) + ", the tensors have " + sha + ": not those of this plan");
     }
   }
   *out = std::move(plan);
