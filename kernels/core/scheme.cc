@@ -363,9 +363,9 @@ std::string check_shape(const Scheme& s, int head_dim, bool is_key) {
 std::string check_implemented(const Scheme& s) {
   const std::string name = format_name(s.format);
   const Family f = family(s.format);
-  if (f == Family::kNuq || s.format == Format::kIq4Nl) {
+  if (f == Family::kNuq) {
     return "format '" + name + "' is not offered by this build; offered are bf16 fp16 fp8e4m3 fp8e5m2 int8 int4 int3 int2 sint8 sint4 "
-           "q8_0 q4_0 q4_1 q5_0 q5_1 lm4 lm3 lm2 nvfp4 mxfp4";
+           "q8_0 q4_0 q4_1 q5_0 q5_1 iq4_nl lm4 lm3 lm2 nvfp4 mxfp4";
   }
   for (const std::string& m : modifier_names(s)) {
     if (m != "pre" && m != "center" && m != "smooth" && m != "had") {

@@ -63,6 +63,7 @@ static void round_trip(Run* run) {
     case Format::kQ5_0: return signed_blocks(run, 16.0f);
     case Format::kQ4_1: return offset_blocks(run, 15.0f);
     case Format::kQ5_1: return offset_blocks(run, 31.0f);
+    case Format::kIq4Nl: return iq4_nl_blocks(run);
     case Format::kNvfp4: case Format::kMxfp4: return fp4_blocks(run);
     case Format::kLm4: case Format::kLm3: case Format::kLm2: return norm_codebook(run);
     case Format::kNuq4: case Format::kNuq3: case Format::kNuq2: return affine_or_static(run, 2.0f, CodebookGrid{&run->job->codebook});

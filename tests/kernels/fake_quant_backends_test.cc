@@ -24,8 +24,8 @@ const char* const kSchemes[] = {
     "sint8.head", "sint4.tensor", "sint4.token.g.smooth", "int4.token.g128.smooth", "int4.token.g.pre.center.smooth",
     "int4.token.g32.smooth.had", "int4.channel.g32.smooth", "fp8e4m3.head.smooth", "fp8e4m3.tensor.center.smooth.had", "lm4.token.g",
     "lm3.token.g", "lm2.token.g", "lm4.token.g.had", "lm3.token.g.had", "lm2.token.g.had", "lm4.token.g32.had", "lm3.token.g40",
-    "lm2.token.g16", "lm4.token.g.center.had", "lm3.token.g.pre.center", "lm4.token.g64.smooth.had", "nvfp4", "mxfp4", "nvfp4.had",
-    "mxfp4.had"};
+    "lm2.token.g16", "lm4.token.g.center.had", "lm3.token.g.pre.center", "lm4.token.g64.smooth.had", "iq4_nl", "nvfp4", "mxfp4", "nvfp4.had",
+    "mxfp4.had", "iq4_nl.had"};
 
 /// Data that reach every branch: normal, one-sided, tiny, huge, constant rows, zeros, ties, values that are not finite.
 void fill_mixed(Call* call, std::uint64_t seed) {

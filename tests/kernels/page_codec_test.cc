@@ -51,7 +51,7 @@ const char* const kSchemes[] = {"bf16", "fp16", "int8.token.g", "int4.token.g", 
                                 "fp8e4m3.tensor", "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e5m2.token.g", "sint8.token.g32",
                                 "sint4.token.g", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "lm4.token.g", "lm3.token.g", "lm2.token.g", "lm3.token.g32", "int8.channel.static",
                                 "int4.tensor", "int3.head", "int2.channel.static", "int3.channel.static", "sint8.tensor", "sint4.head", "fp8e5m2.head",
-                                "nvfp4", "mxfp4"};
+                                "iq4_nl", "nvfp4", "mxfp4"};
 
 // PL-03: the byte formula against really packed buffers, for even and padded widths: parts start where the formula says, every byte of
 // them is written, and nothing behind.
