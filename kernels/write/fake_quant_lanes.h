@@ -80,7 +80,8 @@ static void fake_quant_run(const FakeQuantJob& job, const StaticGrids& grids, in
   run.grids = grids;
   run.n = n, run.d = job.head_dim;
   const std::int64_t d = job.head_dim, size = n * d;
-  run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size;
+  run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size, run.lanes = scratch + 3 * size;
+  if (job.ef_u) run.ef_u = job.ef_u + head * (d * (d + 1) / 2), run.ef_order = job.ef_order + head * d;
   for (int t = 0; t < n; ++t) to_frame(&run, head, job.x + (first + t) * job.x_stride + head * d, scratch + t * d);
   round_trip(&run);
   for (int t = 0; t < n; ++t) from_frame(&run, head, scratch + t * d, job.out + (first + t) * job.out_stride + head * d);
