@@ -24,13 +24,20 @@ struct Codebook {
   float midpoints[kMaxCodebook - 1] = {};  ///< fp32 ((entry i + entry i + 1) / 2)
 };
 
-/// levels: [size] ascending. Requires: size <= 16, step finite and > 0.
-KVRT_HOST_DEVICE constexpr Codebook make_codebook(const std::int8_t* levels, int size, float step) {
+/// From fp32 entries, as a plan holds them. Requires: ascending, size <= 16.
+KVRT_HOST_DEVICE constexpr Codebook codebook_of_entries(const float* entries, int size) {
   Codebook book;
   book.size = size;
-  for (int i = 0; i < size; ++i) book.entries[i] = static_cast<float>(levels[i]) * step;
+  for (int i = 0; i < size; ++i) book.entries[i] = entries[i];
   for (int i = 0; i + 1 < size; ++i) book.midpoints[i] = (book.entries[i] + book.entries[i + 1]) * 0.5f;
   return book;
+}
+
+/// levels: [size] ascending. Requires: size <= 16, step finite and > 0.
+KVRT_HOST_DEVICE constexpr Codebook make_codebook(const std::int8_t* levels, int size, float step) {
+  float entries[kMaxCodebook] = {};
+  for (int i = 0; i < size; ++i) entries[i] = static_cast<float>(levels[i]) * step;
+  return codebook_of_entries(entries, size);
 }
 
 /// Lloyd-Max codebook of N(0,1), entries rounded to the stored grid (largest centroid / 127). Requires: is_lm(f).

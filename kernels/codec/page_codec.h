@@ -35,6 +35,8 @@ struct PageCodec {
   Codebook codebook;              ///< nuq: of the plan; lm: set by make_page_codec
   int spread = 0;                 ///< N of spread<N>: stored order of codes, and of the parameters of channel.g<N>; 0 = natural. Rows
                                   ///< that are encoded and decoded, and groups of channels, are always in model order.
+  const float* ef_u = nullptr;              ///< ef: [D(D+1)/2] of the head, upper triangle by rows; null = nearest codes
+  const std::int32_t* ef_order = nullptr;   ///< ef: [D] of the head, channels in the order of feedback
 };
 
 /// Requires: a scheme that this build offers, of a valid shape. page_tokens a multiple of the channel group.
@@ -189,8 +191,32 @@ KVRT_HOST_DEVICE inline void count_beyond_range(const PageCodec& c, const float*
   }
 }
 
+/// Error feedback (METHODS.md 4.11): each channel takes the nearest code to what the channels before it left over.
+KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, int slot, const std::uint8_t* block, std::uint8_t* codes) {
+  float w[kMaxFeedbackDim];
+  for (int i = 0; i < c.head_dim; ++i) w[i] = quiet(x[c.ef_order[i]]);
+  const float* u = c.ef_u;
+  for (int i = 0; i < c.head_dim; ++i) {
+    const int d = c.ef_order[i];
+    const Grid grid = grid_at(c, block, slot, d);
+    const float rest = quiet(w[i]);  // sums of huge values may leave fp32
+    codes[d] = grid_code(c.format, c.bits, c.codebook, rest, grid);
+    const float error = (rest - grid_value(c.format, c.bits, c.codebook, codes[d], grid)) / u[0];
+    for (int j = i + 1; j < c.head_dim; ++j) {
+      const float carried = error * u[j - i];
+      w[j] = w[j] - carried;
+    }
+    u += c.head_dim - i;
+  }
+}
+
 /// Codes of one slot on grids that are already fixed.
 KVRT_HOST_DEVICE inline void encode_codes(const PageCodec& c, const float* x, int slot, std::uint8_t* block) {
+  if (c.ef_u) {
+    std::uint8_t codes[kMaxFeedbackDim];
+    feedback_codes(c, x, slot, block, codes);
+    return pack_slot(c, slot, [&](int d) { return codes[d]; }, block);
+  }
   pack_slot(c, slot, [&](int d) { return grid_code(c.format, c.bits, c.codebook, quiet(x[d]), grid_at(c, block, slot, d)); }, block);
 }
 

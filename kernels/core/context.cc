@@ -84,6 +84,9 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
   args.block_order = out.block_order.empty() ? nullptr : out.block_order.data();
   args.mean = from(unit.mean, first_value), args.smooth = from(unit.smooth, first_value);
   args.clip_lo = from(unit.clip_lo, threshold), args.clip_hi = from(unit.clip_hi, threshold);
+  args.codebook = from(unit.codebook, 0);
+  const std::int64_t triangle = static_cast<std::int64_t>(width) * (width + 1) / 2;
+  if (unit.scheme.ef) args.ef_u = unit.ef_u.data() + first * triangle, args.ef_order = unit.ef_order.data() + first_value;
   if (Status status = make_fake_quant_job(args, &out.job); !status.ok()) return Status(status.code(), out.name + ": " + status.text());
 
   out.base_page = block_layout(layer->layout, cache_side);
@@ -99,6 +102,7 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
     StaticRange* const ranges = by_channel ? &out.channel_ranges[static_cast<std::size_t>(head) * static_cast<std::size_t>(width)] : &codec.range;
     for (int c = 0; g.lo && c < (by_channel ? width : 1); ++c) ranges[c] = {g.lo[c], g.scale[c], g.min[c], g.max[c]};
     codec.channel_ranges = by_channel ? ranges : nullptr;
+    if (unit.scheme.ef) codec.ef_u = args.ef_u + head * triangle, codec.ef_order = args.ef_order + static_cast<std::int64_t>(head) * width;
     out.codecs.push_back(codec);
   }
   return {};

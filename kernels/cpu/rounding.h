@@ -61,12 +61,6 @@ KVRT_INLINE Affine<V> affine_lanes(V min, V max, float qmax, Counts* c) {
   Tally::add_to(&c->floored, raw < kScaleFloor);
   return {maximum(raw, splat<V>(kScaleFloor)), lo};
 }
-template <class V>
-KVRT_INLINE V affine_round_trip(V x, V scale, V lo, float qmax) {
-  V y = (x - lo) / scale;
-  y = minimum(maximum(y, splat<V>(0.0f)), splat<V>(qmax));
-  return nearest_integer(y) * scale + lo;  // the product is exact, see affine_value()
-}
 /// Round trip of x / scale through a small float with a sign, times scale: E4M3 (mantissa 3, bias 7), E5M2 (2, 15), E2M1 (1, 1).
 /// Nearest, ties to even, saturating.
 template <int kMantissa, int kBias, class V>

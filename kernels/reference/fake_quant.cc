@@ -25,6 +25,10 @@ Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counte
     for (std::size_t c = 0; g.lo && c < ranges.size(); ++c) ranges[c] = {g.lo[c], g.scale[c], g.min[c], g.max[c]};
     codec.range = ranges[0];
     codec.channel_ranges = ranges.data();
+    if (job.ef_u) {
+      codec.ef_u = job.ef_u + static_cast<std::int64_t>(head) * d * (d + 1) / 2;
+      codec.ef_order = job.ef_order + static_cast<std::int64_t>(head) * d;
+    }
     for (std::int64_t first = 0; first < job.n_tokens; first += page_tokens) {
       const int n = static_cast<int>(std::min<std::int64_t>(page_tokens, job.n_tokens - first));
       for (int t = 0; t < n; ++t) to_frame(job, head, job.x + (first + t) * job.x_stride + head * d, &rows[static_cast<std::size_t>(t) * d], count);

@@ -1,6 +1,7 @@
 #include "kernels/write/fake_quant.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -75,6 +76,30 @@ void set_ranges(const FakeQuantArgs& a, FakeQuantJob* job) {
   }
 }
 
+bool is_stored_codebook(const float* entries, int size) {
+  if (!all_finite(entries, size) || !std::is_sorted(entries, entries + size)) return false;
+  const double step = std::max(std::abs(static_cast<double>(entries[0])), std::abs(static_cast<double>(entries[size - 1]))) / 127;
+  return step > 0 && std::all_of(entries, entries + size, [&](float e) { return std::abs(e / step - std::round(e / step)) < 1e-3; });
+}
+
+Status check_feedback(const FakeQuantArgs& a) {
+  const Scheme& s = a.scheme;
+  if (!s.ef) return {};
+  if (!a.ef_u) return bad_argument(s, "ef_u is missing; expected [n_heads, head_dim (head_dim + 1) / 2] floats");
+  if (!a.ef_order) return bad_argument(s, "ef_order is missing; expected [n_heads, head_dim] channels");
+  const std::int64_t d = a.head_dim, triangle = d * (d + 1) / 2;
+  for (std::int64_t h = 0; h < a.n_heads; ++h) {
+    const std::string head = " of head " + std::to_string(h);
+    if (!all_finite(a.ef_u + h * triangle, triangle)) return bad_argument(s, "ef_u" + head + " holds a value that is not finite");
+    const float* diagonal = a.ef_u + h * triangle;
+    for (std::int64_t i = 0; i < d; diagonal += d - i, ++i) {
+      if (!(*diagonal > 0)) return bad_argument(s, "ef_u" + head + ": diagonal element " + std::to_string(i) + " must be positive");
+    }
+    if (!is_permutation(a.ef_order + h * d, a.head_dim)) return bad_argument(s, "ef_order" + head + " is not a permutation of the channels");
+  }
+  return {};
+}
+
 Status check_constants(const FakeQuantArgs& a) {
   const Scheme& s = a.scheme;
   const std::int64_t values = static_cast<std::int64_t>(a.n_heads) * a.head_dim;
@@ -89,6 +114,12 @@ Status check_constants(const FakeQuantArgs& a) {
     }
   }
   if (Status status = check_thresholds(a); !status.ok()) return status;
+  if (is_nuq(s.format)) {
+    const int size = 1 << code_bits(s.format);
+    if (!a.codebook) return bad_argument(s, "codebook is missing; expected " + std::to_string(size) + " entries");
+    if (!is_stored_codebook(a.codebook, size)) return bad_argument(s, "codebook must hold ascending finite entries, each a whole multiple of largest / 127");
+  }
+  if (Status status = check_feedback(a); !status.ok()) return status;
   if (a.block_order) {
     if (!is_llamacpp_block(s.format)) return bad_argument(s, "block_order is for the blocks of llama.cpp only");
     if (!is_permutation(a.block_order, a.head_dim)) {
@@ -138,6 +169,8 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
   job->smooth = s.smooth ? a.smooth : nullptr;
   set_ranges(a, job);
   if (is_lm(s.format)) job->codebook = lloyd_max_codebook(s.format);
+  if (is_nuq(s.format)) job->codebook = codebook_of_entries(a.codebook, 1 << code_bits(s.format));
+  if (s.ef) job->ef_u = a.ef_u, job->ef_order = a.ef_order;
   if (s.had) {
     job->had = is_llamacpp_block(s.format) ? llamacpp_hadamard_order(a.head_dim, a.is_key) : hadamard_order(a.head_dim);
     job->had_scale = hadamard_scale(job->had);

@@ -22,6 +22,8 @@ struct FakeQuantJob {
   const float* mean = nullptr;
   const float* smooth = nullptr;
   Codebook codebook;                     ///< nuq, lm
+  const float* ef_u = nullptr;
+  const std::int32_t* ef_order = nullptr;
   /// Static grids, one array a field of StaticRange: tensor and nvfp4 [1], head [H], channel.static [H, D]; else empty.
   std::vector<float> range_lo, range_scale, range_min, range_max;
   HadamardOrder had;                     ///< size 0 without had
@@ -39,9 +41,11 @@ StaticGrids static_grids(const FakeQuantJob& job, int head);
 /// Rows that one piece of work holds in scratch: N for channel groups, else a fixed number.
 constexpr int kTokenRows = 32;
 inline int rows_per_run(const FakeQuantJob& job) { return job.scheme.granularity == Granularity::kChannel ? job.group : kTokenRows; }
-/// Floats of scratch that a vector path needs: rows, then two arrays for the parameters of their groups.
+constexpr int kMaxLanes = 16;
+/// Floats of scratch that a vector path needs: rows, two arrays for the parameters of their groups, and with ef one vector of tokens:
+/// what is left of each channel, and its grid.
 inline std::int64_t scratch_floats(const FakeQuantJob& job) {
-  return 3 * static_cast<std::int64_t>(rows_per_run(job)) * job.head_dim + 64;
+  return (3 * static_cast<std::int64_t>(rows_per_run(job)) + (job.ef_u ? 3 * kMaxLanes : 0)) * job.head_dim + 64;
 }
 
 /// One vector path: fake-quantises tokens [first, first + n) of one head. n <= rows_per_run, equal to N for channel groups.

@@ -63,6 +63,7 @@ static void round_trip(Run* run) {
     case Format::kQ5_0: return signed_blocks(run, 16.0f);
     case Format::kQ4_1: return offset_blocks(run, 15.0f);
     case Format::kQ5_1: return offset_blocks(run, 31.0f);
+    case Format::kIq4Nl: return iq4_nl_blocks(run);
     case Format::kNvfp4: case Format::kMxfp4: return fp4_blocks(run);
     case Format::kLm4: case Format::kLm3: case Format::kLm2: return norm_codebook(run);
     case Format::kNuq4: case Format::kNuq3: case Format::kNuq2: return affine_or_static(run, 2.0f, CodebookGrid{&run->job->codebook});
@@ -79,7 +80,8 @@ static void fake_quant_run(const FakeQuantJob& job, const StaticGrids& grids, in
   run.grids = grids;
   run.n = n, run.d = job.head_dim;
   const std::int64_t d = job.head_dim, size = n * d;
-  run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size;
+  run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size, run.lanes = scratch + 3 * size;
+  if (job.ef_u) run.ef_u = job.ef_u + head * (d * (d + 1) / 2), run.ef_order = job.ef_order + head * d;
   for (int t = 0; t < n; ++t) to_frame(&run, head, job.x + (first + t) * job.x_stride + head * d, scratch + t * d);
   round_trip(&run);
   for (int t = 0; t < n; ++t) from_frame(&run, head, scratch + t * d, job.out + (first + t) * job.out_stride + head * d);

@@ -1,26 +1,32 @@
 #pragma once
 // Formats whose codes lie on a grid (codec/grid_codec.h) and 16-bit floats on vector lanes. Internal linkage, like cpu/simd.h.
 
+#include "kernels/write/feedback_lanes.h"
 #include "kernels/write/lane_run.h"
 
 namespace kvrt {
 namespace {
 
-// One value on its grid: x -> value of its code. Templates over the vector, like cpu/rounding.h.
+// One value on its grid: level() is the code as a number, value() what it decodes to. Templates over the vector, like cpu/rounding.h.
 
 struct AffineGrid {
   float qmax;
   template <class V>
-  V operator()(V x, V scale, V lo) const { return affine_round_trip<V>(x, scale, lo, qmax); }
+  V level(V x, V scale, V lo) const {
+    return nearest_integer(minimum(maximum((x - lo) / scale, splat<V>(0.0f)), splat<V>(qmax)));
+  }
+  template <class V>
+  V value(V level, V scale, V lo) const { return level * scale + lo; }
 };
 
 struct SymmetricGrid {
   float m;
   template <class V>
-  V operator()(V x, V scale, V) const {
-    const V y = minimum(maximum(x / scale, splat<V>(-m)), splat<V>(m));
-    return (nearest_integer(y) + 0.0f) * scale;  // an integer has no -0
+  V level(V x, V scale, V) const {
+    return nearest_integer(minimum(maximum(x / scale, splat<V>(-m)), splat<V>(m))) + 0.0f;  // an integer has no -0
   }
+  template <class V>
+  V value(V level, V scale, V) const { return level * scale; }
 };
 
 /// Entry of the codebook nearest to y.
@@ -33,10 +39,19 @@ KVRT_INLINE V nearest_of(const Codebook& book, V y) {
 struct CodebookGrid {
   const Codebook* book;
   template <class V>
-  V operator()(V x, V scale, V lo) const {
-    const V entry = nearest_of<V>(*book, (x - lo) / scale - 1.0f);
-    return (entry + 1.0f) * scale + lo;
+  V level(V x, V scale, V lo) const { return nearest_of<V>(*book, (x - lo) / scale - 1.0f); }
+  template <class V>
+  V value(V level, V scale, V lo) const { return (level + 1.0f) * scale + lo; }
+};
+/// Under a norm of 0 the entry above the middle is taken, and decodes to 0.
+struct NormGrid {
+  const Codebook* book;
+  template <class V>
+  V level(V x, V scale, V) const {
+    return scale == 0.0f ? splat<V>(book->entries[book->size / 2]) : nearest_of<V>(*book, x / scale);
   }
+  template <class V>
+  V value(V level, V scale, V) const { return level * scale; }
 };
 
 /// lo and scale of every token group. steps: 2^b - 1, codebooks 2.
@@ -67,15 +82,33 @@ static void symmetric_token_params(Run* run, float m) {
   });
 }
 
+/// Levels in the rows -> values.
+template <class Grid>
+static void decode_levels(Run* run, GridPlace place, Grid grid) {
+  for (int t = 0; t < run->n; ++t) {
+    float* x = run->rows + static_cast<std::int64_t>(t) * run->d;
+    const float* lo = place.lo + static_cast<std::int64_t>(t) * place.row_stride;
+    const float* scale = place.scale + static_cast<std::int64_t>(t) * place.row_stride;
+    for (int c = 0; c < run->d; ++c) x[c] = grid.template value<float>(x[c], scale[c / place.group], lo[c / place.group]);
+  }
+}
+
+/// Token groups whose lo and scale are in the run.
 template <class Grid>
 static void apply_to_token_groups(Run* run, Grid grid) {
   const int n = run->job->group, n_groups = run->d / n * run->n;
+  if (run->ef_u) {
+    const GridPlace place{run->lo, run->scale, run->d / n, n};
+    feed_back(run, place, grid);
+    return decode_levels(run, place, grid);
+  }
   for (int g = 0; g < n_groups; ++g) {
     float* x = run->rows + static_cast<std::int64_t>(g) * n;
     const float lo = run->lo[g], scale = run->scale[g];
     for_lanes(n, [&](auto tag, int i) {
       using V = decltype(tag);
-      store(x + i, grid(load<V>(x + i), splat<V>(scale), splat<V>(lo)));
+      const V s = splat<V>(scale), z = splat<V>(lo);
+      store(x + i, grid.template value<V>(grid.template level<V>(load<V>(x + i), s, z), s, z));
     });
   }
 }
@@ -83,30 +116,38 @@ static void apply_to_token_groups(Run* run, Grid grid) {
 template <class Grid>
 static void apply_static(Run* run, Grid grid) {
   const StaticGrids& g = run->grids;
-  const auto one = [&](auto v, auto scale, auto lo, auto min, auto max) {
-    Tally::add_to(&run->counts.saturated, v < min);
-    Tally::add_to(&run->counts.saturated, v > max);
-    return grid(v, scale, lo);
-  };
-  if (run->job->scheme.granularity == Granularity::kChannelStatic) {
+  const bool by_channel = run->job->scheme.granularity == Granularity::kChannelStatic;
+  const auto visit = [&](auto one) {  // one(v, scale, lo, min, max) of every value
     for (int t = 0; t < run->n; ++t) {
       float* x = run->rows + static_cast<std::int64_t>(t) * run->d;
       for_lanes(run->d, [&](auto tag, int i) {
         using V = decltype(tag);
-        store(x + i, one(load<V>(x + i), load<V>(g.scale + i), load<V>(g.lo + i), load<V>(g.min + i), load<V>(g.max + i)));
+        const auto at = [&](const float* p) { return by_channel ? load<V>(p + i) : splat<V>(*p); };
+        store(x + i, one(load<V>(x + i), at(g.scale), at(g.lo), at(g.min), at(g.max)));
       });
     }
-    return;
+  };
+  const auto count = [&](auto v, auto min, auto max) {
+    Tally::add_to(&run->counts.saturated, v < min);
+    Tally::add_to(&run->counts.saturated, v > max);
+  };
+  if (run->ef_u) {
+    visit([&](auto v, auto, auto, auto min, auto max) {
+      count(v, min, max);
+      return v;
+    });
+    const GridPlace place{g.lo, g.scale, 0, by_channel ? 1 : run->d};
+    feed_back(run, place, grid);
+    return decode_levels(run, place, grid);
   }
-  for_lanes(run->d * run->n, [&](auto tag, int i) {
-    using V = decltype(tag);
-    store(run->rows + i,
-          one(load<V>(run->rows + i), splat<V>(*g.scale), splat<V>(*g.lo), splat<V>(*g.min), splat<V>(*g.max)));
+  visit([&](auto v, auto scale, auto lo, auto min, auto max) {
+    count(v, min, max);
+    return grid.value(grid.level(v, scale, lo), scale, lo);
   });
 }
 
 static void int_channel(Run* run) {
-  const float qmax = static_cast<float>((1 << run->job->bits) - 1);
+  const AffineGrid grid{static_cast<float>((1 << run->job->bits) - 1)};
   const std::int64_t d = run->d;
   for_lanes(run->d, [&](auto tag, int c) {
     using V = decltype(tag);
@@ -116,11 +157,20 @@ static void int_channel(Run* run) {
       const V v = load<V>(column + t * d);
       min = minimum(v, min), max = maximum(v, max);
     }
-    const Affine<V> p = affine_lanes<V>(min, max, qmax, &run->counts);
+    const Affine<V> p = affine_lanes<V>(min, max, grid.qmax, &run->counts);
+    if (run->ef_u) {
+      store(run->lo + c, p.lo);
+      store(run->scale + c, p.scale);
+      return;
+    }
     for (int t = 0; t < run->n; ++t) {
-      store(column + t * d, affine_round_trip<V>(load<V>(column + t * d), p.scale, p.lo, qmax));
+      store(column + t * d, grid.template value<V>(grid.template level<V>(load<V>(column + t * d), p.scale, p.lo), p.scale, p.lo));
     }
   });
+  if (!run->ef_u) return;
+  const GridPlace place{run->lo, run->scale, 0, 1};
+  feed_back(run, place, grid);
+  decode_levels(run, place, grid);
 }
 
 /// int, sint and nuq with token groups or static ranges.
@@ -141,23 +191,24 @@ KVRT_INLINE float stored_norm(float norm) { return minimum(f16_nearest<float>(no
 
 /// lm: entries times the norm of the group; at 3 and 4 bits the stored norm keeps the length (codec/page_codec.h).
 static void norm_codebook(Run* run) {
-  const Codebook& book = run->job->codebook;
+  const NormGrid grid{&run->job->codebook};
   const int n = run->job->group, n_groups = run->d / n * run->n;
   const float root = __builtin_sqrtf(static_cast<float>(n));
   for (int g = 0; g < n_groups; ++g) {
     float* x = run->rows + static_cast<std::int64_t>(g) * n;
-    const float length = __builtin_sqrtf(sum_of_squares(x, n)), n0 = stored_norm(length / root);
-    if (n0 == 0.0f) {
-      for (int i = 0; i < n; ++i) x[i] = 0.0f;
-      continue;
-    }
-    for_lanes(n, [&](auto tag, int i) {
+    run->lo[g] = __builtin_sqrtf(sum_of_squares(x, n));
+    const float n0 = run->scale[g] = stored_norm(run->lo[g] / root);
+    for_lanes(run->ef_u ? 0 : n, [&](auto tag, int i) {
       using V = decltype(tag);
-      store(x + i, nearest_of<V>(book, load<V>(x + i) / n0));
+      store(x + i, grid.template level<V>(load<V>(x + i), splat<V>(n0), V{}));
     });
-    const float norm = run->job->bits == 2 ? length / root : length / __builtin_sqrtf(sum_of_squares(x, n));
-    const float stored = stored_norm(norm);
-    Tally::add_to(&run->counts.saturated, f16_nearest<float>(norm) > kF16Max);
+  }
+  if (run->ef_u) feed_back(run, GridPlace{run->lo, run->scale, run->d / n, n}, grid);
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
+    const float norm = run->job->bits == 2 ? run->lo[g] / root : run->lo[g] / __builtin_sqrtf(sum_of_squares(x, n));
+    const float stored = run->scale[g] == 0.0f ? 0.0f : stored_norm(norm);
+    Tally::add_to(&run->counts.saturated, run->scale[g] != 0.0f && f16_nearest<float>(norm) > kF16Max);
     for_lanes(n, [&](auto tag, int i) {
       using V = decltype(tag);
       store(x + i, load<V>(x + i) * stored);

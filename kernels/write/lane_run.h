@@ -12,9 +12,12 @@ namespace {
 struct Run {
   const FakeQuantJob* job;
   StaticGrids grids;
+  const float* ef_u;              ///< of this head; null without ef
+  const std::int32_t* ef_order;
   float* rows;
   float* lo;     ///< per group: min, then the stored lo
   float* scale;  ///< per group: max or absmax, then the stored scale
+  float* lanes;  ///< ef: room for 3 D vectors
   int n, d;
   Counts counts;
 };

@@ -71,5 +71,43 @@ static void offset_blocks(Run* run, float top) {
   }
 }
 
+/// Entry of a table of 16 by comparison with its midpoints, halves upward.
+template <class V>
+KVRT_INLINE V nearest_iq4_nl_level(V y) {
+  constexpr float kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  V level = splat<V>(kLevels[0]);
+  for (int i = 0; i < 15; ++i) level = y >= (kLevels[i] + kLevels[i + 1]) * 0.5f ? splat<V>(kLevels[i + 1]) : level;
+  return level;
+}
+
+static void iq4_nl_blocks(Run* run) {
+  for (int begin = 0; begin < run->d * run->n; begin += 32) {
+    float* x = run->rows + begin;
+    float level[32], numerator = 0, denominator = 0;
+    const float absmax = group_absmax(x, 32);
+    if (absmax < 1e-15f) {
+      for (int i = 0; i < 32; ++i) x[i] = -127.0f * 0.0f;  // code 0 under a scale of 0
+      continue;
+    }
+    int first = 0;
+    while (magnitude(x[first]) != absmax) ++first;
+    const float d0 = x[first] / -127.0f, inverse = 1.0f / d0;
+    for_lanes(32, [&](auto tag, int i) {
+      using V = decltype(tag);
+      store(level + i, nearest_iq4_nl_level<V>(inverse * load<V>(x + i)));
+    });
+    for (int i = 0; i < 32; ++i) {
+      const float weighted = x[i] * x[i] * level[i];
+      numerator += weighted * x[i];
+      denominator += weighted * level[i];
+    }
+    const float d = numerator / denominator, stored = block_scale(run, magnitude(d) <= 0x1.FFFFFEp127f ? d : d0);
+    for_lanes(32, [&](auto tag, int i) {
+      using V = decltype(tag);
+      store(x + i, load<V>(level + i) * stored);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace kvrt

@@ -128,7 +128,7 @@ const char* const kAllForms[] = {"int8.token.g", "int4.token.g32", "int3.token.g
                                  "int3.channel.g64", "int2.channel.g32", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.token.g", "q8_0", "q4_0",
                                  "q4_1", "q5_0", "q5_1", "fp8e5m2.token.g", "sint8.token.g", "sint4.token.g32",
                                  "bf16", "fp16", "int4.token.g.had", "fp8e4m3.token.g.had", "q4_0.had", "q8_0.had",
-                                 "lm4.token.g", "lm3.token.g.had", "lm2.token.g32", "nvfp4", "mxfp4", "mxfp4.had", "int4.token.g32.smooth",
+                                 "lm4.token.g", "lm3.token.g.had", "lm2.token.g32", "iq4_nl", "nvfp4", "mxfp4", "mxfp4.had", "int4.token.g32.smooth",
                                  "lm4.token.g.smooth.had"};
 
 // QZ-06

@@ -26,6 +26,10 @@ Page make_page(const std::string& text, int d) {
   Page p;
   p.layout = block_layout(l, CacheSide::kV);
   p.codec = make_page_codec(l.k, code_bits(l.k.format), d, p.layout.page_tokens);
+  if (is_nuq(l.k.format)) {
+    const float entries[] = {-1, -64 / 127.0f, -32 / 127.0f, 0, 8 / 127.0f, 16 / 127.0f, 64 / 127.0f, 1};
+    p.codec.codebook = codebook_of_entries(entries, p.codec.bits == 2 ? 4 : 8);
+  }
   p.ranges.assign(static_cast<std::size_t>(d), static_range(l.k.format, -4.0f, 4.0f));
   p.codec.range = p.ranges[0];
   p.codec.channel_ranges = p.ranges.data();
@@ -51,7 +55,8 @@ const char* const kSchemes[] = {"bf16", "fp16", "int8.token.g", "int4.token.g", 
                                 "fp8e4m3.tensor", "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e5m2.token.g", "sint8.token.g32",
                                 "sint4.token.g", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "lm4.token.g", "lm3.token.g", "lm2.token.g", "lm3.token.g32", "int8.channel.static",
                                 "int4.tensor", "int3.head", "int2.channel.static", "int3.channel.static", "sint8.tensor", "sint4.head", "fp8e5m2.head",
-                                "nvfp4", "mxfp4"};
+                                "iq4_nl", "nvfp4", "mxfp4", "nuq4.token.g", "nuq3.token.g", "nuq2.channel.static", "nuq3.channel.static",
+                                "int4.channel.g32.ef", "lm3.token.g.ef", "int3.token.g32.ef", "nuq4.token.g.ef"};
 
 // PL-03: the byte formula against really packed buffers, for even and padded widths: parts start where the formula says, every byte of
 // them is written, and nothing behind.
@@ -88,6 +93,8 @@ TEST(PageCodec, FakeQuantIsWriteThenRead) {
       Call call(text, p.codec.page_tokens, 1, d);
       call.fill_normal(static_cast<std::uint64_t>(d), 1.5, 0.5);
       const std::vector<StaticRange> ranges = call.ranges();
+      if (!call.codebook.empty()) p.codec.codebook = codebook_of_entries(call.codebook.data(), static_cast<int>(call.codebook.size()));
+      if (call.scheme.ef) p.codec.ef_u = call.ef_u.data(), p.codec.ef_order = call.ef_order.data();
       if (!ranges.empty()) p.codec.range = ranges[0], p.codec.channel_ranges = ranges.data();
       EncodeCounters written, scored;
       write_page(&p, call.x, &written);
