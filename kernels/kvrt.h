@@ -61,15 +61,18 @@ typedef enum kvrt_backend { KVRT_BACKEND_DEFAULT = 0, KVRT_BACKEND_REF = 1, KVRT
 
 typedef struct kvrt_plan kvrt_plan;
 
-/* How one side of a layer is stored. Arrays are fp32; NULL where the scheme does not ask for them. */
+/* How one side of a layer is stored. Arrays are NULL where the scheme does not ask for them (kernels/core/plan_constants.h). */
 typedef struct kvrt_unit_view {
   const char* scheme;      /* "int4.channel.g64.pre" */
   const char* chan_perm;   /* keys: stored channel order, "natural" (or NULL) or "spread<N>" */
   const char* block_order; /* keys in llama.cpp's blocks: "half_split" (or NULL) or "adjacent" pairs */
   const float* mean;       /* center: [H, D] */
-  const float* smooth;     /* smooth: [H, D] */
+  const float* smooth;     /* smooth: [H, D], > 0 */
   const float* clip_lo;    /* static thresholds: tensor [1], head [H], channel.static [H, D] */
-  const float* clip_hi;    /* the same; fp8 tensor, head: the largest magnitude to cover */
+  const float* clip_hi;    /* the same; fp8 and nvfp4: the largest magnitude to cover */
+  const float* codebook;   /* nuq: [2^bits] ascending */
+  const float* ef_u;       /* ef: [H, D (D + 1) / 2] upper triangles by rows, in the order of ef_order */
+  const int32_t* ef_order; /* ef: [H, D] channels in the order of feedback */
 } kvrt_unit_view;
 
 typedef struct kvrt_layer_view {
