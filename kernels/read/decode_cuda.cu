@@ -37,23 +37,6 @@ Status launch_families(const DecodeArgs& args, DecodeFamily k, DecodeFamily v, v
 
 }  // namespace
 
-bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* error) {
-  const bool is_token = codec.granularity == Granularity::kToken;
-  if (codec.format == Format::kBf16 || codec.format == Format::kFp16) {
-    *family = DecodeFamily::kB16;
-  } else if ((codec.format == Format::kInt4 || codec.format == Format::kInt8) && is_token) {
-    if (codec.group < 32 && codec.group < codec.head_dim) {
-      *error = "fused decode on cuda reads token groups of 32 channels or more, not " + std::to_string(codec.group);
-      return false;
-    }
-    *family = codec.format == Format::kInt4 ? DecodeFamily::kI4 : DecodeFamily::kI8;
-  } else {
-    *error = "fused decode on cuda reads bf16, fp16, int8 and int4 with token.g<N>";
-    return false;
-  }
-  return true;
-}
-
 Status decode_cuda(const DecodeArgs& args, DecodeFamily k, DecodeFamily v, void* stream) {
   if (args.n_query_heads < 1 || args.n_query_heads > 16) {
     return Status(Code::kUnsupported, "fused decode on cuda takes 1 to 16 query heads per KV head, not " + std::to_string(args.n_query_heads));

@@ -261,7 +261,7 @@ KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, 
   }
   cuda::block_barrier();
   QueryFragments<D, N> query;
-  load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, query);
+  load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, segment.k.codec.spread, query);
   RunningSoftmax<D, N> r;
   start_softmax(r);
   decode_tiles<Keys, Values>(segment, chunk, shared, query, r);

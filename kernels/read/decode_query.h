@@ -48,9 +48,9 @@ KVRT_DEVICE float quad_sum(float x) {
   return x + cuda::shuffle_xor(x, 2);
 }
 
-/// q: [G, D] of one row. Heads beyond G are zero.
+/// q: [G, D] of one row, in model order; spread: stored channel order of the keys. Heads beyond G are zero.
 template <class Keys, int D, int N>
-KVRT_DEVICE void load_query(const float* q, int n_heads, QueryFragments<D, N>& f) {
+KVRT_DEVICE void load_query(const float* q, int n_heads, int spread, QueryFragments<D, N>& f) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -69,8 +69,8 @@ KVRT_DEVICE void load_query(const float* q, int n_heads, QueryFragments<D, N>& f
     for (int step = 0; step < D / 16; ++step) {
       KVRT_UNROLL
       for (int reg = 0; reg < 2; ++reg) {
-        const float x0 = is_head ? cuda::load(head + Keys::channel(quad, step, reg, 0)) * guard : 0.0f;
-        const float x1 = is_head ? cuda::load(head + Keys::channel(quad, step, reg, 1)) * guard : 0.0f;
+        const float x0 = is_head ? cuda::load(head + stored_channel(spread, D, Keys::channel(quad, step, reg, 0))) * guard : 0.0f;
+        const float x1 = is_head ? cuda::load(head + stored_channel(spread, D, Keys::channel(quad, step, reg, 1))) * guard : 0.0f;
         const std::uint32_t pair = Keys::kIsBf16 ? cuda::pack_bf16(x0, x1) : cuda::pack_f16(x0, x1);
         f.b[n][step][reg] = pair;
         if (!Keys::kIsBf16) {

@@ -150,20 +150,27 @@ bool can_run(const Block& block, const ThreadState& t) {
 
 void run_fibers(Block& block, const std::function<void()>& kernel, std::mt19937_64* random) {
   for (ThreadState& t : block.threads) t.fiber = std::make_unique<Fiber>([&block, &kernel] { run_thread(block, kernel); });
-  std::vector<int> order(block.threads.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (block.settings->order == Order::kReverse) std::reverse(order.begin(), order.end());
-  bool has_progress = true;
-  while (has_progress) {
-    if (block.settings->order == Order::kShuffled) std::shuffle(order.begin(), order.end(), *random);
-    has_progress = false;
-    for (const int i : order) {
-      ThreadState& t = block.threads[static_cast<std::size_t>(i)];
-      if (!can_run(block, t)) continue;
-      has_progress = true;
-      t_thread = &t;
-      t.fiber->resume();
+  // One warp runs as far as it can before the next: what a barrier is missed by is as large as it can be.
+  const auto n_warps = static_cast<int>(block.warps.size());
+  std::vector<int> warps(block.warps.size()), lanes(cuda::kWarp);
+  std::iota(warps.begin(), warps.end(), 0);
+  std::iota(lanes.begin(), lanes.end(), 0);
+  if (block.settings->order == Order::kReverse) std::reverse(warps.begin(), warps.end()), std::reverse(lanes.begin(), lanes.end());
+  for (int n_idle = 0, next = 0; n_idle < n_warps; next = (next + 1) % n_warps) {
+    if (next == 0 && block.settings->order == Order::kShuffled) std::shuffle(warps.begin(), warps.end(), *random);
+    bool has_run = false;
+    for (bool has_progress = true; has_progress; has_run |= has_progress) {
+      if (block.settings->order == Order::kShuffled) std::shuffle(lanes.begin(), lanes.end(), *random);
+      has_progress = false;
+      for (const int lane : lanes) {
+        ThreadState& t = block.threads[static_cast<std::size_t>(warps[static_cast<std::size_t>(next)] * cuda::kWarp + lane)];
+        if (!can_run(block, t)) continue;
+        has_progress = true;
+        t_thread = &t;
+        t.fiber->resume();
+      }
     }
+    n_idle = has_run ? 0 : n_idle + 1;
   }
   t_thread = nullptr;
 }
