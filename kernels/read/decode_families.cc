@@ -5,16 +5,16 @@
 namespace kvrt {
 
 bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* error) {
+  if (codec.spread != 0) {
+    *error = "fused decode on cuda reads keys in the natural channel order, not spread" + std::to_string(codec.spread);
+    return false;
+  }
   const bool is_token = codec.granularity == Granularity::kToken;
   if (codec.format == Format::kBf16 || codec.format == Format::kFp16) {
     *family = DecodeFamily::kB16;
   } else if ((codec.format == Format::kInt4 || codec.format == Format::kInt8) && is_token) {
     if (codec.group < 32 && codec.group < codec.head_dim) {
       *error = "fused decode on cuda reads token groups of 32 channels or more, not " + std::to_string(codec.group);
-      return false;
-    }
-    if (codec.spread != 0 && codec.group < codec.head_dim) {
-      *error = "fused decode on cuda reads token groups smaller than the head in the natural channel order only";
       return false;
     }
     *family = codec.format == Format::kInt4 ? DecodeFamily::kI4 : DecodeFamily::kI8;

@@ -77,7 +77,7 @@ KVRT_DEVICE void rescale(RunningSoftmax<D, N>& r, const float (&m)[N][2], float 
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) has_changed |= m[n][0] > r.m[n][0] || m[n][1] > r.m[n][1];
   if (!cuda::warp_any(has_changed)) return;
-  const float step = weight_scale / r.weight_scale;
+  const float step = weight_scale * inverse_of_power(r.weight_scale);
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
     KVRT_UNROLL
@@ -208,7 +208,7 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, De
     }
   }
   cuda::block_barrier();
-  const float scale = Values::undo(shared.v) / r.weight_scale;
+  const float scale = Values::undo(shared.v) * inverse_of_power(r.weight_scale);
   float factor[N][2];
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -252,16 +252,8 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, De
 
 template <class Keys, class Values, int D, int N>
 KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, DecodeShared<D, N>& shared) {
-  if (cuda::thread_index() == 0) {
-    shared.k = view_side(segment.k), shared.v = view_side(segment.v);
-    shared.pages = segment.pages;
-    int shift = 0;
-    while ((1 << shift) < segment.k.codec.page_tokens) ++shift;
-    shared.page_shift = shift;
-  }
-  cuda::block_barrier();
   QueryFragments<D, N> query;
-  load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, segment.k.codec.spread, query);
+  load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, query);
   RunningSoftmax<D, N> r;
   start_softmax(r);
   decode_tiles<Keys, Values>(segment, chunk, shared, query, r);
@@ -275,6 +267,14 @@ KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeA
   KVRT_SHARED(Shared, shared);
   const DecodeChunk& chunk = args.chunks[cuda::block_index()];
   const Segment& segment = args.segments[chunk.segment];
+  if (cuda::thread_index() == 0) {
+    shared.k = view_side(segment.k), shared.v = view_side(segment.v);
+    shared.pages = segment.pages;
+    int shift = 0;
+    while ((1 << shift) < segment.k.codec.page_tokens) ++shift;
+    shared.page_shift = shift;
+  }
+  cuda::block_barrier();
   if (segment.k.codec.format == Format::kBf16 && segment.v.codec.format == Format::kBf16) {
     decode_chunk<PlainKeys<D, true>, PlainValues<D, true>, D, N>(args, chunk, segment, shared);
   } else {

@@ -43,14 +43,17 @@ KVRT_DEVICE float query_guard(float largest) {
   return f32_from_bits(static_cast<std::uint32_t>((shift < -100 ? -100 : shift > 100 ? 100 : shift) + 127) << 23);
 }
 
+/// 1 / x of a power of two, 2^-126 <= x <= 2^126.
+KVRT_DEVICE float inverse_of_power(float x) { return f32_from_bits((254u << 23) - f32_bits(x)); }
+
 KVRT_DEVICE float quad_sum(float x) {
   x += cuda::shuffle_xor(x, 1);
   return x + cuda::shuffle_xor(x, 2);
 }
 
-/// q: [G, D] of one row, in model order; spread: stored channel order of the keys. Heads beyond G are zero.
+/// q: [G, D] of one row. Heads beyond G are zero.
 template <class Keys, int D, int N>
-KVRT_DEVICE void load_query(const float* q, int n_heads, int spread, QueryFragments<D, N>& f) {
+KVRT_DEVICE void load_query(const float* q, int n_heads, QueryFragments<D, N>& f) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -69,8 +72,8 @@ KVRT_DEVICE void load_query(const float* q, int n_heads, int spread, QueryFragme
     for (int step = 0; step < D / 16; ++step) {
       KVRT_UNROLL
       for (int reg = 0; reg < 2; ++reg) {
-        const float x0 = is_head ? cuda::load(head + stored_channel(spread, D, Keys::channel(quad, step, reg, 0))) * guard : 0.0f;
-        const float x1 = is_head ? cuda::load(head + stored_channel(spread, D, Keys::channel(quad, step, reg, 1))) * guard : 0.0f;
+        const float x0 = is_head ? cuda::load(head + Keys::channel(quad, step, reg, 0)) * guard : 0.0f;
+        const float x1 = is_head ? cuda::load(head + Keys::channel(quad, step, reg, 1)) * guard : 0.0f;
         const std::uint32_t pair = Keys::kIsBf16 ? cuda::pack_bf16(x0, x1) : cuda::pack_f16(x0, x1);
         f.b[n][step][reg] = pair;
         if (!Keys::kIsBf16) {
@@ -81,7 +84,7 @@ KVRT_DEVICE void load_query(const float* q, int n_heads, int spread, QueryFragme
       }
     }
     sum = quad_sum(sum), bias = quad_sum(bias);
-    const float scale = 1.0f / guard;  // exact
+    const float scale = inverse_of_power(guard);
     KVRT_UNROLL
     for (int j = 0; j < 2; ++j) {
       const int source = 4 * (2 * quad + j);

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Compiles the CUDA kernels for every target and checks what ptxas and the PTX say of them, without a GPU.
+
+Per kernel and target: no spills, no stack, registers and shared memory within the caps of the baseline. Per kernel, in the PTX of
+one target: opcode counts within 5 % of the baseline, no local memory, no fp64, no floating-point division in decode. A kernel that the baseline does
+not know, or knows and is gone, is an error. Exit 0 all hold, 1 otherwise, 77 without nvcc. --update rewrites the baseline.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TARGETS = ["sm_80", "sm_89", "sm_90", "sm_100f", "sm_120f"]
+PTX_TARGET = "sm_90"
+SOURCES = ["kernels/read/decode_cuda.cu", "kernels/read/combine_cuda.cu"]
+FLAGS = ["-std=c++17", "-O3"]
+SLACK = 0.05
+
+# Opcode class -> what its instructions begin with.
+OPCODES = {
+    "mma": r"mma\.", "ld.global.v4": r"ld\.global\S*\.v4", "ld.global.v2": r"ld\.global\S*\.v2", "ld.global": r"ld\.global(?!\S*\.v\d)",
+    "st.global": r"st\.global", "logic": r"(and|or|xor|lop3|not)\.", "shift": r"(shl|shr|shf)\.", "prmt": r"prmt\.", "cvt": r"cvt\.",
+    "shfl": r"shfl\.", "movmatrix": r"movmatrix\.", "bar": r"(bar|barrier)\.", "ex2": r"ex2\.", "fma": r"fma\.", "div": r"(div|rem)\.",
+}
+FORBIDDEN = {"local memory": r"(ld|st)\.local", "double precision": r"\w+\.\S*f64"}
+FORBIDDEN_IN_DECODE = {"floating-point division": r"div\.\S*f32"}
+
+
+def demangle(names: list[str]) -> dict[str, str]:
+    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    short = {}
+    for name, readable in zip(names, text.splitlines()):
+        readable = re.sub(r"kvrt::|\(anonymous namespace\)::|\(.*\)$|^void ", "", readable)
+        short[name] = readable.replace("TokenKeys", "").replace("TokenValues", "").replace(" ", "")
+    return short
+
+
+def compile_target(nvcc: str, root: pathlib.Path, source: str, target: str, folder: str) -> dict:
+    """Kernel -> registers, shared, stack, spill."""
+    output = pathlib.Path(folder) / f"{pathlib.Path(source).stem}.{target}.cubin"
+    run = subprocess.run([nvcc, *FLAGS, f"-arch={target}", f"-I{root}", "-Xptxas=-v", "-cubin", str(root / source), "-o", str(output)],
+                         capture_output=True, text=True)
+    if run.returncode != 0:
+        raise RuntimeError(f"{source} for {target}: nvcc failed\n{run.stderr}")
+    kernels: dict[str, dict] = {}
+    name = ""
+    for line in run.stderr.splitlines():
+        if found := re.search(r"entry function '(\S+)'", line):
+            name = found[1]
+            kernels[name] = {}
+        elif found := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            kernels[name] |= {"stack": int(found[1]), "spill": int(found[2]) + int(found[3])}
+        elif found := re.search(r"Used (\d+) registers", line):
+            shared = re.search(r"(\d+) bytes smem", line)
+            kernels[name] |= {"registers": int(found[1]), "shared": int(shared[1]) if shared else 0}
+    return kernels
+
+
+def count_opcodes(nvcc: str, root: pathlib.Path, source: str, folder: str) -> dict:
+    """Kernel -> opcode class -> count, plus the forbidden ones found."""
+    output = pathlib.Path(folder) / f"{pathlib.Path(source).stem}.ptx"
+    subprocess.run([nvcc, *FLAGS, f"-arch={PTX_TARGET}", f"-I{root}", "-ptx", str(root / source), "-o", str(output)], check=True)
+    kernels = {}
+    for name, body in re.findall(r"\.entry (\w+)\(.*?^\{(.*?)^\}", output.read_text(), re.S | re.M):
+        code = [re.sub(r"^(@!?%p\d+ )", "", line.strip()) for line in body.splitlines()]
+        counts = {kind: sum(bool(re.match(pattern, line)) for line in code) for kind, pattern in OPCODES.items()}
+        forbidden = FORBIDDEN | (FORBIDDEN_IN_DECODE if "decode_kernel" in name else {})
+        bad = [what for what, pattern in forbidden.items() if any(re.match(pattern, line) for line in code)]
+        kernels[name] = {"opcodes": counts, "forbidden": bad}
+    return kernels
+
+
+def check(measured: dict, ptx: dict, baseline: dict) -> list[str]:
+    complaints = []
+    for name in sorted(baseline.keys() ^ ptx.keys()):
+        complaints.append(f"{name}: {'not in the baseline' if name in ptx else 'in the baseline, but not built'}")
+    for name in sorted(baseline.keys() & ptx.keys()):
+        caps = baseline[name]
+        for target, kernels in measured.items():
+            got = kernels[name]
+            for what in ("spill", "stack"):
+                if got[what]:
+                    complaints.append(f"{name} on {target}: {got[what]} bytes of {what}")
+            for what in ("registers", "shared"):
+                if got[what] > caps[what]:
+                    complaints.append(f"{name} on {target}: {got[what]} {what}, at most {caps[what]}")
+        complaints += [f"{name}: {what}" for what in ptx[name]["forbidden"]]
+        for kind, count in ptx[name]["opcodes"].items():
+            expected = caps["opcodes"].get(kind, 0)
+            if abs(count - expected) > SLACK * expected:
+                complaints.append(f"{name}: {count} {kind} instructions, {expected} in the baseline")
+    return complaints
+
+
+def register_cap(most: int) -> int:
+    """The caps that the kernels are launched with: 4, 3 or 2 CTAs of 128 threads an SM (8 for the merge)."""
+    return next(cap for cap in (64, 128, 168, 255) if most <= cap)
+
+
+def main() -> int:
+    here = pathlib.Path(__file__).resolve().parent
+    parser = argparse.ArgumentParser(description="Check the compiled CUDA kernels against their baseline.")
+    parser.add_argument("--root", type=pathlib.Path, default=here.parents[2])
+    parser.add_argument("--nvcc", default="nvcc")
+    parser.add_argument("--baseline", type=pathlib.Path, default=here / "baseline.json")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--update", action="store_true")
+    options = parser.parse_args()
+    nvcc = shutil.which(options.nvcc) or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        print("SKIPPED: no nvcc")
+        return 77
+    supported = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True).stdout.split()
+    targets = [t for t in TARGETS if t in supported or t.rstrip("f") in supported]
+    for target in sorted(set(TARGETS) - set(targets)):
+        print(f"not checked: {target}, which this nvcc does not know")
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        compiled = {(s, t): pool.submit(compile_target, nvcc, options.root, s, t, folder) for s in SOURCES for t in targets}
+        counted = [pool.submit(count_opcodes, nvcc, options.root, s, folder) for s in SOURCES]
+        try:
+            ptx = {name: value for task in counted for name, value in task.result().items()}
+            measured: dict[str, dict] = {t: {} for t in targets}
+            for (_, target), task in compiled.items():
+                measured[target] |= task.result()
+        except RuntimeError as error:
+            print(error)
+            return 1
+    short = demangle(sorted(ptx))
+    ptx = {short[name]: value for name, value in ptx.items()}
+    measured = {t: {short[name]: value for name, value in kernels.items()} for t, kernels in measured.items()}
+    if options.update:
+        baseline = {}
+        for name, value in sorted(ptx.items()):
+            most = {what: max(kernels[name][what] for kernels in measured.values()) for what in ("registers", "shared")}
+            baseline[name] = {"registers": register_cap(most["registers"]), "shared": most["shared"],
+                              "opcodes": {kind: n for kind, n in value["opcodes"].items() if n}}
+        text = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in baseline.items())
+        options.baseline.write_text("{\n" + text + "\n}\n")
+    complaints = check(measured, ptx, json.loads(options.baseline.read_text()))
+    print("\n".join(complaints) or f"{len(ptx)} kernels on {', '.join(targets)}: within their limits")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
