@@ -1,6 +1,7 @@
 // The CUDA operations of a build without CUDA: refused by name.
 
 #include "kernels/read/decode_cuda.h"
+#include "kernels/read/stream_cuda.h"
 
 namespace kvrt {
 namespace {
@@ -11,5 +12,6 @@ Status refuse(const char* operation) {
 
 Status decode_cuda(const DecodeArgs&, DecodeFamily, DecodeFamily, void*) { return refuse("decode"); }
 Status combine_cuda(const CombineArgs&, void*) { return refuse("combine"); }
+Status stream_cuda(const StreamArgs&, void*) { return refuse("stream"); }
 
 }  // namespace kvrt

@@ -17,6 +17,8 @@
 /// min_blocks: CTAs that must fit an SM, hence the register cap 65536 / (threads * min_blocks).
 #define KVRT_KERNEL(threads, min_blocks) __global__ void __launch_bounds__(threads, min_blocks)
 #define KVRT_UNROLL _Pragma("unroll")
+#define KVRT_PRAGMA(text) _Pragma(#text)
+#define KVRT_UNROLL_BY(n) KVRT_PRAGMA(unroll n)
 /// Declares `name`, the only shared object of a kernel.
 #define KVRT_SHARED(type, name) __shared__ type name
 #else
@@ -24,6 +26,7 @@
 #define KVRT_DEVICE inline
 #define KVRT_KERNEL(threads, min_blocks) void
 #define KVRT_UNROLL
+#define KVRT_UNROLL_BY(n)
 #define KVRT_SHARED(type, name) type& name = *static_cast<type*>(::kvrt::cuda::executor::shared(sizeof(type)))
 #endif
 

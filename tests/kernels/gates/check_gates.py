@@ -18,7 +18,7 @@ import tempfile
 
 TARGETS = ["sm_80", "sm_89", "sm_90", "sm_100f", "sm_120f"]
 PTX_TARGET = "sm_90"
-SOURCES = ["kernels/read/decode_cuda.cu", "kernels/read/combine_cuda.cu"]
+SOURCES = ["kernels/read/decode_cuda.cu", "kernels/read/combine_cuda.cu", "kernels/read/stream_cuda.cu"]
 FLAGS = ["-std=c++17", "-O3"]
 SLACK = 0.05
 

@@ -1,10 +1,11 @@
-// The merge of partial results on the executor.
+// The merge of partial results, and the yardstick that reads a buffer, on the executor.
 
 #include <cmath>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/read/decode_cuda.h"
+#include "kernels/read/stream_cuda.h"
 #include "tests/kernels/simt/executor.h"
 
 namespace kvrt::simt {
@@ -58,6 +59,20 @@ TEST(Combine, LargeLogitsNeverOverflow) {
   Merge merge{{3000, -3000}, {1, 1}, {1, 2, 5, 5}, {0, 2}, {}, {}};
   merge.run(nullptr);
   EXPECT_EQ(merge.out, (std::vector<float>{1, 2}));
+}
+
+TEST(Stream, ReadsEveryByteOnce) {
+  alignas(16) std::uint32_t data[4 * 1000];
+  std::uint32_t expected = 0;
+  for (std::uint32_t i = 0; i < 4000; ++i) data[i] = i * 2654435761u, expected ^= data[i];
+  std::vector<std::uint32_t> sums(2 * 256, 0xFFFFFFFFu);
+  const Executor executor(Settings{});
+  const Status s = stream_cuda({reinterpret_cast<const std::uint8_t*>(data), sizeof data, 2, sums.data()}, nullptr);
+  ASSERT_TRUE(s.ok()) << s.text();
+  std::uint32_t sum = 0;
+  for (const std::uint32_t x : sums) sum ^= x;
+  EXPECT_EQ(sum, expected);
+  EXPECT_EQ(executor.counts().load_bytes, static_cast<std::int64_t>(sizeof data));
 }
 
 }  // namespace

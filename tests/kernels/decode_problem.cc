@@ -1,0 +1,217 @@
+#include "tests/kernels/decode_problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+
+namespace kvrt::testing {
+namespace {
+
+constexpr std::int64_t kAlignment = 128;
+constexpr double kLog2e = 1.4426950408889634074;
+
+Scheme parse(const std::string& text) {
+  Scheme s;
+  std::string error;
+  if (!parse_scheme(text, &s, &error)) throw std::invalid_argument(text + ": " + error);
+  return s;
+}
+
+std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+std::int64_t params_bytes(const PageCodec& c) {
+  if (c.granularity == Granularity::kToken) return static_cast<std::int64_t>(4) * c.page_tokens * (c.head_dim / c.group);
+  if (c.granularity == Granularity::kChannel) return static_cast<std::int64_t>(4) * (c.page_tokens / c.group) * c.head_dim;
+  return 0;
+}
+
+/// Slot of live token i.
+std::int64_t slot_of(const Segment& s, std::int64_t i) { return (s.first_slot + i) % s.n_slots; }
+
+const std::uint8_t* block_of(const Segment& s, const SegmentSide& side, std::int64_t slot) {
+  return side.pool + static_cast<std::int64_t>(s.pages[slot / side.codec.page_tokens]) * side.page_bytes + side.block_offset;
+}
+
+}  // namespace
+
+DecodeProblem::DecodeProblem(const DecodeSpec& spec) : spec_(spec) {
+  for (std::size_t i = 0; i < spec_.sequences.size(); ++i) {
+    for (const SegmentSpec& s : spec_.sequences[i]) add_segment(s, static_cast<int>(i));
+  }
+  std::mt19937_64 random(spec_.seed + 1);
+  std::normal_distribution<double> normal;
+  const double scale = spec_.query_scale * kLog2e / std::sqrt(spec_.head_dim);
+  q_.resize(spec_.sequences.size() * index(static_cast<std::int64_t>(spec_.n_kv_heads) * spec_.n_query_heads * spec_.head_dim));
+  for (float& x : q_) x = static_cast<float>(scale * normal(random));
+  replan(spec_.tiles_a_chunk);
+  if (spec_.has_reference) fill_reference();
+}
+
+void DecodeProblem::add_segment(const SegmentSpec& s, int sequence) {
+  std::mt19937_64 random(spec_.seed + 100 + static_cast<std::uint64_t>(segments_.size()));
+  std::normal_distribution<double> normal;
+  const int dim = spec_.head_dim, heads = spec_.n_kv_heads;
+  Segment base{};
+  const std::string schemes[2] = {s.k, s.v};
+  const std::int64_t first_slot = s.is_ring ? s.page_tokens / 2 + 3 : 0;
+  // A ring with hardly more slots than tokens: its last tile holds both ends.
+  const std::int64_t n_slots = std::max<std::int64_t>(round_up(s.n_tokens, s.page_tokens), s.is_ring ? 2 * s.page_tokens : s.page_tokens);
+  const std::int64_t n_pages = n_slots / s.page_tokens;
+  std::vector<std::int32_t> pages(index(n_pages));
+  std::iota(pages.begin(), pages.end(), 1);
+  std::reverse(pages.begin(), pages.end());
+  page_lists_.push_back(std::move(pages));
+  base.n_tokens = s.n_tokens, base.first_slot = first_slot, base.n_slots = n_slots;
+  base.pages = page_lists_.back().data();
+
+  const std::size_t first_segment = segments_.size();
+  segments_.resize(first_segment + index(heads), base);
+  for (int h = 0; h < heads; ++h) segment_rows_.push_back(sequence * heads + h);
+  for (int side = 0; side < 2; ++side) {
+    const Scheme scheme = parse(schemes[side]);
+    const PageCodec codec = make_page_codec(scheme, code_bits(scheme.format), dim, s.page_tokens);
+    DecodeFamily family = DecodeFamily::kB16;
+    std::string error;
+    if (!decode_family(codec, &family, &error)) throw std::invalid_argument(error);
+    if (scheme.format != Format::kBf16) (side == 0 ? k_family_ : v_family_) = family;
+    else unit_roundoff_ = 0x1p-8;
+    const std::int64_t block = round_up(codec.params + params_bytes(codec), kAlignment), page = heads * block;
+    std::vector<std::uint8_t> pool;
+    pool.assign(index((n_pages + 1) * page + kAlignment), 0xFF);
+    auto address = reinterpret_cast<std::uintptr_t>(pool.data());
+    std::uint8_t* start = pool.data() + (round_up(static_cast<std::int64_t>(address), kAlignment) - static_cast<std::int64_t>(address));
+    for (int h = 0; h < heads; ++h) {
+      Segment& segment = segments_[first_segment + index(h)];
+      (side == 0 ? segment.k : segment.v) = SegmentSide{codec, start, page, h * block};
+    }
+    const double offset = side == 0 ? spec_.key_offset : spec_.value_offset;
+    const std::int64_t n_encoded = spec_.has_reference ? s.n_tokens : std::min<std::int64_t>(s.n_tokens, s.page_tokens);
+    std::vector<float> rows(index(n_encoded * dim));
+    for (int h = 0; h < heads; ++h) {
+      const Segment& segment = segments_[first_segment + index(h)];
+      const SegmentSide& out = side == 0 ? segment.k : segment.v;
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const double outlier = side == 0 && i % 37 == 0 ? 6 : 1;
+        rows[i] = static_cast<float>(offset + outlier * normal(random));
+      }
+      EncodeCounters counters;
+      for (std::int64_t t = 0; t < n_encoded; ++t) {
+        const std::int64_t slot = slot_of(segment, t);
+        auto* bytes = const_cast<std::uint8_t*>(block_of(segment, out, slot));
+        const int in_page = static_cast<int>(slot % s.page_tokens);
+        if (codec.granularity != Granularity::kChannel) {
+          encode_row(codec, rows.data() + t * dim, in_page, bytes, &counters);
+        } else if (in_page % codec.group == 0) {
+          encode_channel_group(codec, rows.data() + t * dim, dim, in_page / codec.group, bytes, &counters);
+        }
+      }
+      cache_bytes_ += s.n_tokens * (codec.params + params_bytes(codec)) / s.page_tokens;
+    }
+    for (std::int64_t p = 1; n_encoded < s.n_tokens && p < n_pages; ++p) {
+      std::copy_n(start + base.pages[0] * page, page, start + base.pages[p] * page);
+    }
+    pools_.push_back(std::move(pool));
+  }
+}
+
+void DecodeProblem::fill_reference() {
+  const int dim = spec_.head_dim, heads = spec_.n_query_heads;
+  reference_.out.assign(index(n_rows() * heads * dim), 0);
+  reference_.tolerance = reference_.out;
+  reference_.log_sum_exp.assign(index(n_rows() * heads), -INFINITY);
+  for (std::int64_t row = 0; row < n_rows(); ++row) {
+    std::vector<std::vector<float>> keys, values;
+    std::vector<double> roundoff;  // of the products' operands: bf16 for exact pages, else fp16
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      if (segment_rows_[i] != row) continue;
+      const Segment& s = segments_[i];
+      for (std::int64_t t = 0; t < s.n_tokens; ++t) {
+        const std::int64_t slot = slot_of(s, t);
+        std::vector<float> k(index(dim)), v(index(dim));
+        decode_row(s.k.codec, block_of(s, s.k, slot), static_cast<int>(slot % s.k.codec.page_tokens), k.data());
+        decode_row(s.v.codec, block_of(s, s.v, slot), static_cast<int>(slot % s.v.codec.page_tokens), v.data());
+        keys.push_back(std::move(k)), values.push_back(std::move(v));
+        roundoff.push_back(s.k.codec.format == Format::kBf16 ? 0x1p-8 : 0x1p-11);
+      }
+    }
+    const std::size_t n = keys.size();
+    for (int a = 0; a < heads && n > 0; ++a) {
+      const float* q = q_.data() + (row * heads + a) * dim;
+      std::vector<double> score(n), magnitude(n);
+      double top = -INFINITY, sum = 0;
+      for (std::size_t t = 0; t < n; ++t) {
+        for (int d = 0; d < dim; ++d) {
+          const double term = static_cast<double>(q[d]) * keys[t][index(d)];
+          score[t] += term, magnitude[t] += std::fabs(term);
+        }
+        magnitude[t] /= kLog2e;  // of the natural score
+        top = std::max(top, score[t]);
+      }
+      for (double& s : score) s = std::exp2(s - top), sum += s;
+      double* out = reference_.out.data() + (row * heads + a) * dim;
+      double* tolerance = reference_.tolerance.data() + (row * heads + a) * dim;
+      for (int d = 0; d < dim; ++d) {
+        double moved = 0, values_moved = 0;
+        for (std::size_t t = 0; t < n; ++t) out[d] += score[t] / sum * values[t][index(d)];
+        for (std::size_t t = 0; t < n; ++t) {
+          const double p = score[t] / sum, v = std::fabs(values[t][index(d)]);
+          values_moved += p * v;
+          moved += roundoff[t] * p * (v + std::fabs(values[t][index(d)] - out[d]) * magnitude[t]);
+        }
+        tolerance[d] = 4 * moved + 0x1p-22 * values_moved;
+      }
+      reference_.log_sum_exp[index(row * heads + a)] = top / kLog2e + std::log(sum);
+    }
+  }
+}
+
+void DecodeProblem::replan(std::int64_t tiles_a_chunk) {
+  spec_.tiles_a_chunk = tiles_a_chunk;
+  chunks_.clear(), first_chunk_.clear();
+  for (std::int64_t row = 0; row < n_rows(); ++row) {
+    first_chunk_.push_back(static_cast<std::int64_t>(chunks_.size()));
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      if (segment_rows_[i] != row) continue;
+      const std::int64_t n = live_tiles(segments_[i]);
+      for (std::int64_t t = 0; t < n || (t == 0 && n == 0); t += spec_.tiles_a_chunk) {  // an empty segment is an empty chunk
+        chunks_.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(row), t, std::min(n, t + spec_.tiles_a_chunk)});
+      }
+    }
+  }
+  first_chunk_.push_back(static_cast<std::int64_t>(chunks_.size()));
+}
+
+std::vector<DecodeProblem::Region> DecodeProblem::regions() const {
+  std::vector<Region> regions;
+  for (const auto& p : pools_) regions.push_back({p.data(), p.size()});
+  for (const auto& p : page_lists_) regions.push_back({p.data(), p.size() * sizeof(p[0])});
+  return regions;
+}
+
+double DecodeProblem::worst_ratio(const DecodeResult& result) const {
+  double worst = 0;
+  for (std::size_t i = 0; i < result.out.size(); ++i) {
+    const double error = std::fabs(result.out[i] - reference_.out[i]);
+    if (!std::isfinite(error)) return INFINITY;
+    if (error > 0) worst = std::max(worst, error / reference_.tolerance[i]);
+  }
+  return worst;
+}
+
+double DecodeProblem::worst_log_sum_exp_ratio(const DecodeResult& result) const {
+  double worst = 0;
+  for (std::size_t i = 0; i < result.log_sum_exp.size(); ++i) {
+    const double expected = reference_.log_sum_exp[i], got = result.log_sum_exp[i];
+    if (std::isinf(expected) && got == expected) continue;
+    const double error = std::fabs(got - expected);
+    if (!std::isfinite(error)) return INFINITY;
+    worst = std::max(worst, error / (16 * unit_roundoff_ * (1 + std::fabs(expected))));
+  }
+  return worst;
+}
+
+}  // namespace kvrt::testing
