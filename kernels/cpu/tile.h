@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <utility>
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -16,24 +16,6 @@ namespace {
 constexpr int kTile = 32;                        ///< tokens of a tile
 constexpr int kTileVectors = kTile / kLanes;
 
-template <int kN>
-struct NarrowOf;  // unsigned bytes and half-words, as many as a vector has lanes
-template <>
-struct NarrowOf<16> {
-  typedef std::uint8_t B __attribute__((vector_size(16)));
-  typedef std::uint16_t H __attribute__((vector_size(32)));
-};
-template <>
-struct NarrowOf<8> {
-  typedef std::uint8_t B __attribute__((vector_size(8)));
-  typedef std::uint16_t H __attribute__((vector_size(16)));
-};
-template <>
-struct NarrowOf<4> {
-  typedef std::uint8_t B __attribute__((vector_size(4)));
-  typedef std::uint16_t H __attribute__((vector_size(8)));
-};
-
 template <class T>
 KVRT_INLINE T read_as(const void* p) {
   T v;
@@ -43,8 +25,23 @@ KVRT_INLINE T read_as(const void* p) {
 KVRT_INLINE I load_int(const void* p) { return read_as<I>(p); }
 KVRT_INLINE void store_int(std::int32_t* p, I v) { __builtin_memcpy(p, &v, sizeof v); }
 KVRT_INLINE I splat_int(std::int32_t x) { return x - I{}; }
-KVRT_INLINE I load_bytes(const std::uint8_t* p) { return __builtin_convertvector(read_as<NarrowOf<kLanes>::B>(p), I); }
-KVRT_INLINE I load_halves(const std::uint8_t* p) { return __builtin_convertvector(read_as<NarrowOf<kLanes>::H>(p), I); }
+// Unsigned bytes and half-words, one a lane. By intrinsics where there are some: g++ 12 widens __builtin_convertvector lane by lane.
+#if defined(__AVX512F__)
+KVRT_INLINE I load_bytes(const std::uint8_t* p) { return reinterpret_cast<I>(_mm512_maskz_cvtepu8_epi32(0xFFFF, read_as<__m128i>(p))); }
+KVRT_INLINE I load_halves(const std::uint8_t* p) { return reinterpret_cast<I>(_mm512_maskz_cvtepu16_epi32(0xFFFF, read_as<__m256i>(p))); }
+#elif defined(__AVX2__)
+KVRT_INLINE I load_bytes(const std::uint8_t* p) { return reinterpret_cast<I>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+KVRT_INLINE I load_halves(const std::uint8_t* p) { return reinterpret_cast<I>(_mm256_cvtepu16_epi32(read_as<__m128i>(p))); }
+#else
+KVRT_INLINE I load_bytes(const std::uint8_t* p) {
+  const std::uint32_t w = read_as<std::uint32_t>(p);
+  return I{static_cast<std::int32_t>(w & 0xFF), static_cast<std::int32_t>(w >> 8 & 0xFF), static_cast<std::int32_t>(w >> 16 & 0xFF), static_cast<std::int32_t>(w >> 24)};
+}
+KVRT_INLINE I load_halves(const std::uint8_t* p) {
+  const std::uint64_t w = read_as<std::uint64_t>(p);
+  return I{static_cast<std::int32_t>(w & 0xFFFF), static_cast<std::int32_t>(w >> 16 & 0xFFFF), static_cast<std::int32_t>(w >> 32 & 0xFFFF), static_cast<std::int32_t>(w >> 48)};
+}
+#endif
 KVRT_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }
 KVRT_INLINE std::uint32_t word_at(const std::uint8_t* p) { return read_as<std::uint32_t>(p); }
 

@@ -200,9 +200,27 @@ KVRT_INLINE const std::uint8_t* head_block(const SegmentSide& side, std::int64_t
   return side.pool + page * side.page_bytes + side.block_offset;
 }
 
+/// Asks for the bytes of one tile's rows and parameters, which the arithmetic of the tile before hides. A hint: any address will do.
+KVRT_INLINE void prefetch_tile(const PageCodec& c, const std::uint8_t* block, int slot) {
+  const auto lines = [](const std::uint8_t* p, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += 64) __builtin_prefetch(p + i);
+  };
+  lines(block + slot * c.row_bytes, kTile * c.row_bytes);
+  if (c.bits == 3) lines(block + c.plane_b + slot * (c.row_bytes / 2), kTile * c.row_bytes / 2);
+  if (c.granularity == Granularity::kToken) lines(block + c.params + 4 * static_cast<std::int64_t>(slot) * (c.head_dim / c.group), 4 * kTile * (c.head_dim / c.group));
+  if (c.granularity == Granularity::kChannel && slot % c.group == 0) lines(block + c.params + 4 * static_cast<std::int64_t>(slot / c.group) * c.head_dim, 4 * c.head_dim);
+}
+
+/// Blocks and slot of the tile after the present one.
+struct NextTile {
+  const std::uint8_t *k = nullptr, *v = nullptr;
+  int slot = 0;
+};
+
 /// Live slots [begin, end) of one tile.
-static void attend_tile(const HeadAttention& job, const TileRef& key, const TileRef& value, Unpacker k_unpacker, Unpacker v_unpacker,
-                        int begin, int end, const Workspace& w) {
+static void attend_tile(const HeadAttention& job, const TileRef& key, const TileRef& value, const NextTile& next, Unpacker k_unpacker,
+                        Unpacker v_unpacker, int begin, int end, const Workspace& w) {
+  if (next.k) prefetch_tile(*key.codec, next.k, next.slot);
   const std::int64_t width = padded_width(key.codec->head_dim);
   const bool pre = job.segment.pre;
   const TileParams p = unpack_key_columns(key, k_unpacker, pre, begin, end, w);
@@ -223,6 +241,7 @@ static void attend_tile(const HeadAttention& job, const TileRef& key, const Tile
       if (factor != 1.0f) for_lanes(static_cast<int>(width), [&](auto tag, int c) { store(o + c, load<decltype(tag)>(o + c) * factor); });
     }
   });
+  if (next.v) prefetch_tile(*value.codec, next.v, next.slot);
   unpack_value_rows(value, v_unpacker, begin, end, w);
   for_query_blocks(job.n_queries, [&](auto size, int first) {
     constexpr int kB = decltype(size)::n;
@@ -272,7 +291,12 @@ static void attend_head(const HeadAttention& job, float* workspace) {
     for (int t = first / kTile * kTile; t < last; t += kTile) {
       const int n_rows = page_tokens - t < kTile ? page_tokens - t : kTile;
       const TileRef key{&s.k.codec, head_block(s.k, page), t, n_rows}, value{&s.v.codec, head_block(s.v, page), t, n_rows};
-      attend_tile(job, key, value, k_unpacker, v_unpacker, first > t ? first - t : 0, last - t < n_rows ? last - t : n_rows, w);
+      NextTile next{key.block, value.block, t + kTile};
+      if (next.slot >= page_tokens) {
+        const std::int64_t at = (s.first_slot + i + last - first) % s.n_slots / page_tokens;
+        next = {head_block(s.k, s.pages[at]), head_block(s.v, s.pages[at]), 0};
+      }
+      attend_tile(job, key, value, next, k_unpacker, v_unpacker, first > t ? first - t : 0, last - t < n_rows ? last - t : n_rows, w);
     }
     i += last - first;
   }
