@@ -127,9 +127,11 @@ static void accumulate_tile(const float* tile, int d, int begin, int end, const 
   for (; c < d; c += kLanes) accumulate_columns<kB, 1>(tile + c, d, begin, end, p, o + c);
 }
 
-/// Rotates pair i of a tile's columns by the position of each token inside its page. cosine, sine: of this pair, from the tile's slot.
-KVRT_INLINE void rotate_pair(float* x, float* y, const float* cosine, const float* sine, int n_rows) {
-  for (int t = 0; t < n_rows; t += kLanes) {
+/// Rotates one pair of columns, kV vectors of tokens, by the position of each token inside the tile.
+template <int kV>
+KVRT_INLINE void rotate_pair(float* x, float* y, const float* cosine, const float* sine) {
+  for (int v = 0; v < kV; ++v) {
+    const int t = v * kLanes;
     const F a = load<F>(x + t), b = load<F>(y + t), c = load<F>(cosine + t), s = load<F>(sine + t);
     store(x + t, a * c - b * s);
     store(y + t, a * s + b * c);

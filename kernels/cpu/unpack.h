@@ -12,9 +12,29 @@ namespace {
 /// What a code stands for before scale and minimum.
 enum class Base { kUnsigned, kSymmetric, kE4m3, kE5m2, kBf16, kFp16 };
 
+/// Codes of up to 4 bits are looked up where a permutation takes any 4-bit index: bits above the code need no masking, since the table
+/// repeats itself, and scale and minimum go into the table.
+constexpr bool by_table(int bits) { return kLanes == 16 && bits <= 4; }
+template <int kBits>
+constexpr std::int32_t kFieldMask = by_table(kBits) ? -1 : static_cast<std::int32_t>((1u << kBits) - 1u);
+
+template <Base kBase, int kBits>
+KVRT_INLINE F table_of_codes() {
+  return to_float((lane_index() & ((1 << kBits) - 1)) - (kBase == Base::kSymmetric ? 1 << (kBits - 1) : 0));
+}
+KVRT_INLINE F look_up([[maybe_unused]] F table, [[maybe_unused]] I index) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_maskz_permutexvar_ps(0xFFFF, reinterpret_cast<__m512i>(index), reinterpret_cast<__m512>(table)));
+#else
+  return table;
+#endif
+}
+
 template <Base kBase, int kBits>
 KVRT_INLINE F base_value(I code) {
-  if constexpr (kBase == Base::kUnsigned) {
+  if constexpr (by_table(kBits)) {
+    return look_up(table_of_codes<kBase, kBits>(), code);
+  } else if constexpr (kBase == Base::kUnsigned) {
     return to_float(code);
   } else if constexpr (kBase == Base::kSymmetric) {
     return to_float(code - (1 << (kBits - 1)));
@@ -35,7 +55,7 @@ KVRT_INLINE F base_value(I code) {
 /// Where bits of a 3-bit cell stand, by channel modulo 16: word and first bit; channel 15 is spread over the three words.
 constexpr std::int32_t kCellShift[16] = {0, 3, 6, 9, 12, 0, 3, 6, 9, 12, 0, 3, 6, 9, 12, 15};
 
-/// Codes of channels [c, c + kLanes) of one row, lane by lane. c: a multiple of kLanes.
+/// Codes of channels [c, c + kLanes) of one row, lane by lane, with bits above the code under by_table(). c: a multiple of kLanes.
 template <int kBits>
 KVRT_INLINE I row_codes(const std::uint8_t* row, const std::uint8_t* plane_b, int c) {
   if constexpr (kBits == 16) {
@@ -50,7 +70,7 @@ KVRT_INLINE I row_codes(const std::uint8_t* row, const std::uint8_t* plane_b, in
     const I r = lane_index() + first;
     const I words = r < 5 ? splat_int(static_cast<std::int32_t>(w0)) : r < 10 ? splat_int(static_cast<std::int32_t>(w1))
                                                                               : splat_int(static_cast<std::int32_t>(w2));
-    const I codes = words >> load_int(kCellShift + first) & 7;
+    const I codes = words >> load_int(kCellShift + first) & kFieldMask<3>;
     return r == 15 ? splat_int(last) : codes;
   } else {
     constexpr int kPerWord = 32 / kBits;
@@ -62,7 +82,7 @@ KVRT_INLINE I row_codes(const std::uint8_t* row, const std::uint8_t* plane_b, in
       const std::uint8_t* p = row + 4 * (c / kPerWord);
       words = lane_index() < kPerWord ? splat_int(read_as<std::int32_t>(p)) : splat_int(read_as<std::int32_t>(p + 4));
     }
-    return words >> (lane_index() % kPerWord * kBits) & ((1 << kBits) - 1);
+    return words >> (lane_index() % kPerWord * kBits) & kFieldMask<kBits>;
   }
 }
 
@@ -72,69 +92,92 @@ struct TileRef {
   int slot, n_rows;  ///< first slot of the tile, a multiple of 16; rows that the page has from there, a multiple of 16, at most kTile
 };
 
-/// Rows [begin, end) of a tile. out: [kTile][D].
+/// value = base * scale + lo for the codes of one token's group or of one channel.
 template <Base kBase, int kBits>
+struct ScaledCodes {
+  F scale, lo;  ///< under by_table(): lo is the table of values
+  KVRT_INLINE ScaledCodes of(float scale, float lo) {
+    const F s = splat<F>(scale), l = splat<F>(lo);
+    if constexpr (by_table(kBits)) return {s, table_of_codes<kBase, kBits>() * s + l};
+    else return {s, l};
+  }
+  KVRT_INLINE F value(const ScaledCodes& a, I code) {
+    if constexpr (by_table(kBits)) return look_up(a.lo, code);
+    else return base_value<kBase, kBits>(code) * a.scale + a.lo;
+  }
+};
+
+/// Rows [begin, end) of a tile. out: [kTile][D].
+template <Base kBase, int kBits, ParamKind kKind>
 static void unpack_rows(const TileRef& tile, const TileParams& p, int begin, int end, float* out) {
+  using Scaled = ScaledCodes<kBase, kBits>;
   const PageCodec& c = *tile.codec;
-  const int d = c.head_dim, group = p.kind == ParamKind::kToken ? p.group : d;
+  const int d = c.head_dim, group = kKind == ParamKind::kToken ? p.group : d;
   for (int t = begin; t < end; ++t) {
     const std::int64_t slot = tile.slot + t;
     const std::uint8_t* row = tile.block + slot * c.row_bytes;
     const std::uint8_t* plane_b = tile.block + c.plane_b + slot * (c.row_bytes / 2);
     float* target = out + static_cast<std::int64_t>(t) * d;
     for (int g = 0; g * group < d; ++g) {
-      const F scale = p.kind == ParamKind::kToken ? splat<F>(p.scale[g * kTile + t]) : F{};
-      const F lo = p.kind == ParamKind::kToken ? splat<F>(p.lo[g * kTile + t]) : F{};
+      const Scaled scaled = kKind == ParamKind::kToken ? Scaled::of(p.scale[g * kTile + t], p.lo[g * kTile + t]) : Scaled{};
       for (int i = g * group; i < (g + 1) * group; i += kLanes) {
-        F v = base_value<kBase, kBits>(row_codes<kBits>(row, plane_b, i));
-        if (p.kind == ParamKind::kToken) v = v * scale + lo;
-        if (p.kind == ParamKind::kChannel) v = v * load<F>(p.scale + i) + load<F>(p.lo + i);
-        store(target + i, v);
+        const I code = row_codes<kBits>(row, plane_b, i);
+        if constexpr (kKind == ParamKind::kToken) store(target + i, Scaled::value(scaled, code));
+        else if constexpr (kKind == ParamKind::kChannel) store(target + i, base_value<kBase, kBits>(code) * load<F>(p.scale + i) + load<F>(p.lo + i));
+        else store(target + i, base_value<kBase, kBits>(code));
       }
     }
   }
 }
 
-/// Columns of a tile. raw: codes as numbers, without scale and lo. out: [D][kTile]; words: D * kTile of scratch.
-template <Base kBase, int kBits>
-static void unpack_columns(const TileRef& tile, const TileParams& p, bool raw, float* out, std::int32_t* words) {
+/// Columns of a tile of kV vectors; kNone: codes as numbers, without scale and lo. out: [D][kTile]; words: D * kTile of scratch.
+template <Base kBase, int kBits, ParamKind kKind, int kV>
+KVRT_INLINE void unpack_columns_of(const TileRef& tile, const TileParams& p, float* out, std::int32_t* words) {
+  using Scaled = ScaledCodes<kBase, kBits>;
+  constexpr int kRows = kV * kLanes;
   const PageCodec& c = *tile.codec;
   const int d = c.head_dim;
   const std::uint8_t* base = tile.block + tile.slot * c.row_bytes;
-  const auto put = [&](int channel, int t, I code) {
-    F v = base_value<kBase, kBits>(code);
-    if (!raw && p.kind == ParamKind::kToken) {
-      const int at = channel / p.group * kTile + t;
-      v = v * load<F>(p.scale + at) + load<F>(p.lo + at);
-    } else if (!raw && p.kind == ParamKind::kChannel) {
-      v = v * splat<F>(p.scale[channel]) + splat<F>(p.lo[channel]);
+  const auto put = [&](int channel, auto code_of) {
+    const Scaled scaled = kKind == ParamKind::kChannel ? Scaled::of(p.scale[channel], p.lo[channel]) : Scaled{};
+    const std::int64_t group = kKind == ParamKind::kToken ? channel / p.group * kTile : 0;
+    float* target = out + static_cast<std::int64_t>(channel) * kTile;
+    for (int v = 0; v < kV; ++v, target += kLanes) {
+      const I code = code_of(v);
+      if constexpr (kKind == ParamKind::kChannel) store(target, Scaled::value(scaled, code));
+      else if constexpr (kKind == ParamKind::kToken) store(target, base_value<kBase, kBits>(code) * load<F>(p.scale + group + v * kLanes) + load<F>(p.lo + group + v * kLanes));
+      else store(target, base_value<kBase, kBits>(code));
     }
-    store(out + channel * kTile + t, v);
   };
   if constexpr (kBits == 3) {
     const int n_cells = d / 32 + (d % 32 != 0);
     std::int32_t* words_b = words + 2 * n_cells * kTile;
-    transpose_words(base, c.row_bytes, 2 * n_cells, tile.n_rows, words);
-    transpose_words(tile.block + c.plane_b + tile.slot * (c.row_bytes / 2), c.row_bytes / 2, n_cells, tile.n_rows, words_b);
+    transpose_words(base, c.row_bytes, 2 * n_cells, kRows, words);
+    transpose_words(tile.block + c.plane_b + tile.slot * (c.row_bytes / 2), c.row_bytes / 2, n_cells, kRows, words_b);
     for (int half = 0; half < d / 16; ++half) {
       const int cell = half / 2, top = half % 2 * 16;
-      for (int t = 0; t < tile.n_rows; t += kLanes) {
-        const I w[3] = {load_int(words + 2 * cell * kTile + t) >> top, load_int(words + (2 * cell + 1) * kTile + t) >> top,
-                        load_int(words_b + cell * kTile + t) >> top};
-        for (int r = 0; r < 15; ++r) put(16 * half + r, t, w[r / 5] >> kCellShift[r] & 7);
-        put(16 * half + 15, t, (w[0] >> 15 & 1) | (w[1] >> 14 & 2) | (w[2] >> 13 & 4));
+      I w[3][kV];
+      for (int v = 0; v < kV; ++v) {
+        w[0][v] = load_int(words + 2 * cell * kTile + v * kLanes) >> top, w[1][v] = load_int(words + (2 * cell + 1) * kTile + v * kLanes) >> top;
+        w[2][v] = load_int(words_b + cell * kTile + v * kLanes) >> top;
       }
+      for (int r = 0; r < 15; ++r) put(16 * half + r, [&](int v) { return w[r / 5][v] >> kCellShift[r] & kFieldMask<3>; });
+      put(16 * half + 15, [&](int v) { return (w[0][v] >> 15 & 1) | (w[1][v] >> 14 & 2) | (w[2][v] >> 13 & 4); });
     }
   } else {
     constexpr int kPerWord = 32 / kBits;
-    transpose_words(base, c.row_bytes, d / kPerWord, tile.n_rows, words);  // 16 channels are whole words of every width
+    transpose_words(base, c.row_bytes, d / kPerWord, kRows, words);  // 16 channels are whole words of every width
     for (int w = 0; w < d / kPerWord; ++w) {
-      for (int t = 0; t < tile.n_rows; t += kLanes) {
-        const I word = load_int(words + w * kTile + t);
-        for (int i = 0; i < kPerWord; ++i) put(w * kPerWord + i, t, word >> (kBits * i) & static_cast<std::int32_t>((1u << kBits) - 1u));
-      }
+      I word[kV];
+      for (int v = 0; v < kV; ++v) word[v] = load_int(words + w * kTile + v * kLanes);
+      for (int i = 0; i < kPerWord; ++i) put(w * kPerWord + i, [&](int v) { return word[v] >> (kBits * i) & kFieldMask<kBits>; });
     }
   }
+}
+template <Base kBase, int kBits, ParamKind kKind>
+static void unpack_columns(const TileRef& tile, const TileParams& p, float* out, std::int32_t* words) {
+  if (tile.n_rows == kTile) unpack_columns_of<kBase, kBits, kKind, kTileVectors>(tile, p, out, words);
+  else unpack_columns_of<kBase, kBits, kKind, kTileVectors / 2>(tile, p, out, words);
 }
 
 /// Rows of llama.cpp blocks (kernels/codec/llamacpp_blocks.h).

@@ -73,9 +73,6 @@ Status check_head_attention(const HeadAttention& job) {
   if (2 * job.rotary->pairs > k.head_dim) {
     return bad("the rotary tables turn " + std::to_string(2 * job.rotary->pairs) + " channels; head_dim is " + std::to_string(k.head_dim));
   }
-  if (k.page_tokens > kRotaryFine) {
-    return Status(Code::kUnsupported, "decode: keys before RoPE in pages of " + std::to_string(k.page_tokens) + " tokens; at most " + std::to_string(kRotaryFine));
-  }
   if (s.first_position < 0 || s.first_position + s.n_tokens - 1 > job.rotary->max_position) {
     return bad("positions " + std::to_string(s.first_position) + " to " + std::to_string(s.first_position + s.n_tokens - 1) +
                " leave the rotary tables, which end at " + std::to_string(job.rotary->max_position));

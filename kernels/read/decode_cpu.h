@@ -39,7 +39,7 @@ Status choose_decode_backend(DecodeBackend* out);
 
 std::int64_t decode_workspace_floats(int head_dim, int n_queries);
 
-/// What attend_head() requires and the caller checks once per layer. Codes: kArgument, kUnsupported.
+/// What attend_head() requires and the caller checks once per layer. Codes: kArgument.
 Status check_head_attention(const HeadAttention& job);
 
 /// Merges partials of the same query heads over different tokens: out[g] = sum of o / sum of l in one base; lse (or null): natural

@@ -29,7 +29,9 @@ struct Workspace {
   float* o;             ///< [queries][width]
   float* softmax;       ///< [queries] of Softmax
   float* q_sum;         ///< [queries]
+  float* angles;        ///< [2][pairs]
 };
+static_assert(kRotaryTile == kTile, "one tile's offsets");
 constexpr std::int64_t kSoftmaxFloats = 32;
 static_assert(sizeof(Softmax) <= kSoftmaxFloats * sizeof(float), "a state fits its place");
 
@@ -47,7 +49,7 @@ static std::int64_t lay_out(int head_dim, int n_queries, float* base, Workspace*
   w->params = take(2 * param_floats(static_cast<int>(width)));
   w->q = take(queries * width), w->q_rotated = take(queries * width);
   w->scores = take(queries * kTile), w->o = take(queries * width);
-  w->softmax = take(queries * kSoftmaxFloats), w->q_sum = take(queries);
+  w->softmax = take(queries * kSoftmaxFloats), w->q_sum = take(queries), w->angles = take(width);
   return used;
 }
 KVRT_INLINE Softmax* softmax_of(const Workspace& w, int g) { return reinterpret_cast<Softmax*>(w.softmax + g * kSoftmaxFloats); }
@@ -77,6 +79,16 @@ struct CodeType {
   static constexpr Base base = kB;
   static constexpr int bits = kN;
 };
+template <ParamKind kK>
+struct KindOf {
+  static constexpr ParamKind kind = kK;
+};
+template <class Body>
+KVRT_INLINE void with_param_kind(ParamKind kind, Body body) {
+  if (kind == ParamKind::kToken) body(KindOf<ParamKind::kToken>{});
+  else if (kind == ParamKind::kChannel) body(KindOf<ParamKind::kChannel>{});
+  else body(KindOf<ParamKind::kNone>{});
+}
 template <class Body>
 KVRT_INLINE void with_code_type(Format f, Body body) {
   switch (f) {
@@ -110,7 +122,9 @@ static void unpack_value_rows(const TileRef& tile, Unpacker unpacker, int begin,
   if (unpacker != Unpacker::kVector) return unpack_other_rows(tile, unpacker, begin, end, w.rows);
   const TileParams p = load_params(*tile.codec, tile.block, tile.slot, tile.n_rows, w.params, w.words);
   with_code_type(tile.codec->format, [&](auto type) {
-    unpack_rows<decltype(type)::base, decltype(type)::bits>(tile, p, begin, end, w.rows);
+    with_param_kind(p.kind, [&](auto kind) {
+      unpack_rows<decltype(type)::base, decltype(type)::bits, decltype(kind)::kind>(tile, p, begin, end, w.rows);
+    });
   });
 }
 
@@ -124,7 +138,9 @@ static TileParams unpack_key_columns(const TileRef& tile, Unpacker unpacker, boo
   TileParams p = load_params(*tile.codec, tile.block, tile.slot, tile.n_rows, w.params, w.words);
   const bool raw = !rotated && p.kind == ParamKind::kToken && p.n_groups == 1;
   with_code_type(tile.codec->format, [&](auto type) {
-    unpack_columns<decltype(type)::base, decltype(type)::bits>(tile, p, raw, w.columns, w.words);
+    with_param_kind(raw ? ParamKind::kNone : p.kind, [&](auto kind) {
+      unpack_columns<decltype(type)::base, decltype(type)::bits, decltype(kind)::kind>(tile, p, w.columns, w.words);
+    });
   });
   if (!raw) p.kind = ParamKind::kNone;
   return p;
@@ -155,24 +171,34 @@ struct Pair {
 };
 KVRT_INLINE Pair pair_channels(const RotaryView& r, int i) { return r.interleaved ? Pair{2 * i, 2 * i + 1} : Pair{i, i + r.pairs}; }
 
-/// Rotates queries by -position: (R_p k) . q = k . (R_-p q).
+/// Rotates queries by -position, that of the tile's first slot: (R_p k) . q = k . (R_-p q). A ring's tile may begin before position 0.
 static void rotate_queries(const HeadAttention& job, std::int64_t position, const Workspace& w) {
   const RotaryView& r = *job.rotary;
   const std::int64_t width = padded_width(job.segment.k.codec.head_dim), at = position < 0 ? -position : position;
-  const float* coarse = r.coarse + at / kRotaryCoarse * 2 * r.pairs;
-  const float* fine = r.fine + at % kRotaryCoarse * 2 * r.pairs;
+  const float* coarse = r.coarse + at / kRotaryStep * 2 * r.pairs;
+  const float* fine = r.fine + at % kRotaryStep * 2 * r.pairs;
+  float* const angles = w.angles;
+  for_lanes(r.pairs, [&](auto tag, int i) {
+    using V = decltype(tag);
+    const V c1 = load<V>(coarse + i), s1 = load<V>(coarse + r.pairs + i), c2 = load<V>(fine + i), s2 = load<V>(fine + r.pairs + i);
+    const V sine = s1 * c2 + c1 * s2;
+    store(angles + i, c1 * c2 - s1 * s2);
+    store(angles + r.pairs + i, position < 0 ? -sine : sine);
+  });
   for_query_blocks(job.n_queries, [&](auto size, int first) {
     constexpr int kB = decltype(size)::n;
-    const float* from = w.q + first * width;
-    float* to = w.q_rotated + first * width;
+    const float* __restrict from = w.q + first * width;
+    float* __restrict to = w.q_rotated + first * width;
     for (int i = 0; i < r.pairs; ++i) {
-      const float c1 = coarse[i], s1 = coarse[r.pairs + i], c2 = fine[i], s2 = fine[r.pairs + i];
-      const float c = c1 * c2 - s1 * s2, sine = s1 * c2 + c1 * s2, s = position < 0 ? -sine : sine;
+      const float c = angles[i], s = angles[r.pairs + i];
       const Pair p = pair_channels(r, i);
-      for (int g = 0; g < kB; ++g) {
-        const float x = from[p.x * kB + g], y = from[p.y * kB + g];
-        to[p.x * kB + g] = x * c + y * s, to[p.y * kB + g] = y * c - x * s;
-      }
+      const float *x = from + p.x * kB, *y = from + p.y * kB;
+      float *x_out = to + p.x * kB, *y_out = to + p.y * kB;
+      float rotated[2][kB];  // x and y first: the compiler then keeps a block in one vector
+      for (int g = 0; g < kB; ++g) rotated[0][g] = x[g] * c + y[g] * s;
+      for (int g = 0; g < kB; ++g) rotated[1][g] = y[g] * c - x[g] * s;
+      for (int g = 0; g < kB; ++g) x_out[g] = rotated[0][g];
+      for (int g = 0; g < kB; ++g) y_out[g] = rotated[1][g];
     }
     for (std::int64_t i = 2 * r.pairs * kB; i < width * kB; ++i) to[i] = from[i];
   });
@@ -186,12 +212,16 @@ static void rotate_columns(const HeadAttention& job, const TileRef& tile, const 
       for (int t = 0; t < tile.n_rows; t += kLanes) store(column + t, load<F>(column + t) + job.k_mean[c]);
     }
   }
-  for (int i = 0; i < r.pairs; ++i) {
-    const Pair p = pair_channels(r, i);
-    const float* angles = r.fine_by_pair + static_cast<std::int64_t>(i) * 2 * kRotaryFine + tile.slot;
-    rotate_pair(w.columns + static_cast<std::int64_t>(p.x) * kTile, w.columns + static_cast<std::int64_t>(p.y) * kTile, angles,
-                angles + kRotaryFine, tile.n_rows);
-  }
+  const auto rotate = [&](auto size) {
+    for (int i = 0; i < r.pairs; ++i) {
+      const Pair p = pair_channels(r, i);
+      const float* angles = r.by_pair + static_cast<std::int64_t>(i) * 2 * kRotaryTile;
+      rotate_pair<decltype(size)::n>(w.columns + static_cast<std::int64_t>(p.x) * kTile, w.columns + static_cast<std::int64_t>(p.y) * kTile,
+                                     angles, angles + kRotaryTile);
+    }
+  };
+  if (tile.n_rows == kTile) rotate(Size<kTileVectors>{});
+  else rotate(Size<kTileVectors / 2>{});
 }
 
 // --- the segment ---
@@ -287,9 +317,9 @@ static void attend_head(const HeadAttention& job, float* workspace) {
     const int first = static_cast<int>(slot % page_tokens);
     const std::int64_t left = s.n_tokens - i;
     const int last = left < page_tokens - first ? first + static_cast<int>(left) : page_tokens;
-    if (s.pre) rotate_queries(job, s.first_position + i - first, w);
     for (int t = first / kTile * kTile; t < last; t += kTile) {
       const int n_rows = page_tokens - t < kTile ? page_tokens - t : kTile;
+      if (s.pre) rotate_queries(job, s.first_position + i - first + t, w);
       const TileRef key{&s.k.codec, head_block(s.k, page), t, n_rows}, value{&s.v.codec, head_block(s.v, page), t, n_rows};
       NextTile next{key.block, value.block, t + kTile};
       if (next.slot >= page_tokens) {

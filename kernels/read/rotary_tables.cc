@@ -19,14 +19,15 @@ Status RotaryTables::make(const std::vector<double>& inv_freq, bool interleaved,
       row[i] = static_cast<float>(std::cos(position * inv_freq[i])), row[n + i] = static_cast<float>(std::sin(position * inv_freq[i]));
     }
   };
-  const auto n_coarse = static_cast<std::size_t>(max_position / kRotaryCoarse + 1);
+  const auto n_coarse = static_cast<std::size_t>(max_position / kRotaryStep + 1);
   t.coarse_.resize(n_coarse * 2 * n);
-  for (std::size_t a = 0; a < n_coarse; ++a) fill(static_cast<double>(a) * kRotaryCoarse, &t.coarse_[a * 2 * n]);
-  t.fine_.resize(kRotaryFine * 2 * n), t.fine_by_pair_.resize(t.fine_.size());
-  for (std::size_t b = 0; b < kRotaryFine; ++b) {
-    fill(static_cast<double>(b), &t.fine_[b * 2 * n]);
-    for (std::size_t i = 0; i < n; ++i) {
-      for (std::size_t part = 0; part < 2; ++part) t.fine_by_pair_[(i * 2 + part) * kRotaryFine + b] = t.fine_[(b * 2 + part) * n + i];
+  for (std::size_t a = 0; a < n_coarse; ++a) fill(static_cast<double>(a) * kRotaryStep, &t.coarse_[a * 2 * n]);
+  t.fine_.resize(kRotaryStep * 2 * n);
+  for (std::size_t b = 0; b < kRotaryStep; ++b) fill(static_cast<double>(b), &t.fine_[b * 2 * n]);
+  t.by_pair_.resize(n * 2 * kRotaryTile);
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t part = 0; part < 2; ++part) {
+      for (std::size_t b = 0; b < kRotaryTile; ++b) t.by_pair_[(i * 2 + part) * kRotaryTile + b] = t.fine_[(b * 2 + part) * n + i];
     }
   }
   *out = std::move(t);
