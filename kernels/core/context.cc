@@ -1,10 +1,10 @@
 #include "kernels/core/context.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
+#include "kernels/read/decode_sequence.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
@@ -52,15 +52,17 @@ const char* backend_name(kvrt_backend backend) {
 Status choose_backend(const kvrt_device& device, kvrt_backend* out) {
   const char* forced = std::getenv("KVRT_FORCE_BACKEND");
   const std::string_view name = forced ? forced : "";
-  if (!name.empty()) {
-    if (name != "ref") return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(name) + "'; this build offers ref");
-    *out = KVRT_BACKEND_REF;
+  if (name.empty()) {
+    if (device.backend != KVRT_BACKEND_DEFAULT && device.backend != KVRT_BACKEND_REF && device.backend != KVRT_BACKEND_CPU) {
+      return Status(Code::kUnsupported, std::string("backend ") + backend_name(device.backend) + " is not in this build; it offers ref and cpu");
+    }
+    *out = device.backend == KVRT_BACKEND_REF ? KVRT_BACKEND_REF : KVRT_BACKEND_CPU;
     return {};
   }
-  if (device.backend != KVRT_BACKEND_DEFAULT && device.backend != KVRT_BACKEND_REF) {
-    return Status(Code::kUnsupported, std::string("backend ") + backend_name(device.backend) + " is not in this build; it offers ref");
-  }
-  *out = KVRT_BACKEND_REF;
+  // baseline, avx2, avx512: the names of fake_quant's vector paths.
+  const bool is_cpu = name == "cpu" || name == "baseline" || name == "avx2" || name == "avx512";
+  if (!is_cpu && name != "ref") return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(name) + "'; this build offers ref and cpu");
+  *out = is_cpu ? KVRT_BACKEND_CPU : KVRT_BACKEND_REF;
   return {};
 }
 
@@ -89,6 +91,15 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
   if (unit.scheme.ef) args.ef_u = unit.ef_u.data() + first * triangle, args.ef_order = unit.ef_order.data() + first_value;
   if (Status status = make_fake_quant_job(args, &out.job); !status.ok()) return Status(status.code(), out.name + ": " + status.text());
 
+  for (int head = 0; out.job.mean && head < heads; ++head) {
+    std::vector<float> row(static_cast<std::size_t>(width));
+    for (int p = 0; p < width; ++p) {
+      const std::int64_t at = std::int64_t{head} * width + (out.job.block_order ? out.job.block_order[p] : p);
+      row[static_cast<std::size_t>(p)] = out.job.smooth ? out.job.mean[at] / out.job.smooth[at] : out.job.mean[at];
+    }
+    if (out.job.had.size) hadamard_rotate(out.job.had, row.data(), width, false);
+    for (int p = 0; p < width; ++p) out.stored_mean.push_back(row[static_cast<std::size_t>(stored_channel(unit.spread, width, p))]);
+  }
   out.base_page = block_layout(layer->layout, cache_side);
   out.exact_page = exact_layout(layer->layout, cache_side);
   out.exact = make_page_codec(Scheme{}, 16, width, static_cast<int>(kExactPageTokens));
@@ -110,32 +121,22 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
 
 void Context::add_rope(const LayerPlan& plan, LayerContext* layer) {
   if (plan.rope_style == KVRT_ROPE_NONE) return;
-  RopeStorage* storage = nullptr;
+  const Rope* rope = nullptr;
   for (const auto& r : ropes_) {
-    if (r->first->inv_freq == plan.inv_freq && r->first->attention_factor == plan.attention_factor) storage = r.get();
+    if (r->first->inv_freq == plan.inv_freq && r->first->attention_factor == plan.attention_factor) rope = r.get();
   }
-  const std::size_t n_pairs = plan.inv_freq.size();
-  if (!storage) {
-    ropes_.push_back(std::make_unique<RopeStorage>());
-    storage = ropes_.back().get();
-    storage->first = &plan;
-    const auto fill = [&](std::int64_t n, std::int64_t step, double factor, std::vector<float>* table) {
-      table->resize(static_cast<std::size_t>(n) * 2 * n_pairs);
-      for (std::int64_t r = 0; r < n; ++r) {
-        for (std::size_t i = 0; i < n_pairs; ++i) {
-          const double angle = static_cast<double>(r * step) * plan.inv_freq[i];
-          float* const row = table->data() + static_cast<std::size_t>(r) * 2 * n_pairs;
-          row[i] = static_cast<float>(factor * std::cos(angle));
-          row[n_pairs + i] = static_cast<float>(factor * std::sin(angle));
-        }
-      }
-    };
-    fill((limits_.max_length + kRopeCoarse - 1) / kRopeCoarse, kRopeCoarse, plan.attention_factor, &storage->coarse);
-    fill(kRopeFine, 1, 1.0, &storage->fine);
+  if (!rope) {
+    ropes_.push_back(std::unique_ptr<Rope>(new Rope{&plan, RopeStorage(plan.inv_freq, plan.attention_factor, limits_.max_length)}));
+    rope = ropes_.back().get();
   }
-  layer->rope.coarse = storage->coarse.data(), layer->rope.fine = storage->fine.data();
-  layer->rope.n_pairs = static_cast<int>(n_pairs);
-  layer->rope.interleaved = plan.rope_style == KVRT_ROPE_INTERLEAVED;
+  layer->rope = rope->storage.tables(plan.rope_style == KVRT_ROPE_INTERLEAVED);
+  layer->rope_tile.resize(static_cast<std::size_t>(layer->rope.n_pairs) * 2 * kRopeTile);
+  rope_tile_table(layer->rope, layer->rope_tile.data());
+  const int spread = plan.units[KVRT_K].spread;
+  for (int i = 0; spread != 0 && i < layer->rope.n_pairs; ++i) {
+    layer->pair_places.push_back(stored_position(spread, plan.layout.head_dim, rope_first(layer->rope, i)));
+    layer->pair_places.push_back(stored_position(spread, plan.layout.head_dim, rope_second(layer->rope, i)));
+  }
 }
 
 Status Context::add_layer(const LayerPlan& plan, LayerContext* layer) {
@@ -159,9 +160,9 @@ Status Context::add_layer(const LayerPlan& plan, LayerContext* layer) {
   for (const kvrt_side side : {KVRT_K, KVRT_V}) {
     if (Status status = add_unit(plan, side, layer); !status.ok()) return status;
   }
-  layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +
+  layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + (decode_path_.name ? std::string(" ") + decode_path_.name : "") + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +
                        ", decode fused";
-  worker_bytes_ = std::max(worker_bytes_, reference_workspace_bytes(*layer));
+  worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_sequence_bytes(*layer) : 0});
   return {};
 }
 
@@ -171,6 +172,9 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   if (limits.n_workers == 0) out->limits_.n_workers = 1;
   if (Status status = check_limits(out->limits_); !status.ok()) return status;
   if (Status status = choose_backend(device, &out->backend_); !status.ok()) return status;
+  if (out->backend_ == KVRT_BACKEND_CPU) {
+    if (Status status = choose_decode_backend(&out->decode_path_); !status.ok()) return status;
+  }
   out->plan_ = std::make_unique<Plan>(plan);
   out->layers_.resize(plan.layers.size());
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {

@@ -5,6 +5,8 @@
 
 #include "libcalib/base/error.h"
 #include "libcalib/quant/channel_summary.h"
+#include "libcalib/quant/error_feedback.h"
+#include "libcalib/quant/scheme.h"
 #include "libcalib/quant/static_thresholds.h"
 
 namespace calib::quant {
@@ -81,14 +83,25 @@ void fit_smooth(const LayerGeometry& g, const std::string& where, ChannelSummary
   for (std::size_t c = 0; c < s.lo.size(); ++c) s.lo[c] /= params.smooth[c], s.hi[c] /= params.smooth[c];
 }
 
+void fit_feedback(const kvrt::Scheme& scheme, const stats::LayerStats& layer, std::int64_t max_distance, SchemeParams& params) {
+  const LayerGeometry& g = layer.geometry();
+  const std::int64_t reach = g.sliding_window > 0 ? std::min(max_distance, g.sliding_window) : max_distance;
+  for (int h = 0; h < g.n_kv_heads; ++h) {
+    const float* smooth = params.smooth.empty() ? nullptr : &params.smooth[static_cast<std::size_t>(h) * static_cast<std::size_t>(g.head_dim)];
+    const FeedbackTriangle t = feedback_triangle(key_error_moment(layer, h, scheme, smooth, std::max<std::int64_t>(reach, 1)), g.head_dim);
+    params.ef_u.insert(params.ef_u.end(), t.u.begin(), t.u.end());
+    params.ef_order.insert(params.ef_order.end(), t.order.begin(), t.order.end());
+  }
+}
+
 }  // namespace
 
 SchemeParams fit_params(const kvrt::Scheme& scheme, Side side, const stats::LayerStats& layer, std::int64_t plan_sinks,
-                        std::vector<std::string>* why) {
+                        std::vector<std::string>* why, std::int64_t max_distance) {
   SchemeParams params;
   if (!kvrt::needs_calibration(scheme)) return params;
   const std::string where = fmt::format("layer {} {} {}", layer.geometry().index, side_name(side), kvrt::to_string(scheme));
-  if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
+  if (const std::string missing = missing_part(scheme, side); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
   if (plan_sinks != 0 && plan_sinks != layer.n_sinks())
     fail(ErrorKind::kUsage, where,
          "{} sink tokens asked, but the statistics keep {} apart; use --sinks 0 or {}, or run kvcalib with --sinks {}", plan_sinks,
@@ -102,6 +115,7 @@ SchemeParams fit_params(const kvrt::Scheme& scheme, Side side, const stats::Laye
   if (scheme.center) fit_center(where, s, params);
   if (scheme.smooth) fit_smooth(layer.geometry(), where, s, params);
   fit_static_thresholds(scheme, s, where, params, why);
+  if (scheme.ef) fit_feedback(scheme, layer, max_distance, params);
   return params;
 }
 

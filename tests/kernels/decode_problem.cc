@@ -125,6 +125,7 @@ void DecodeProblem::fill_reference() {
   reference_.log_sum_exp.assign(index(n_rows() * heads), -INFINITY);
   for (std::int64_t row = 0; row < n_rows(); ++row) {
     std::vector<std::vector<float>> keys, values;
+    std::vector<std::vector<double>> parts;  // |v| + |minimum|: scale times code and minimum are summed apart and may cancel
     std::vector<double> roundoff;  // of the products' operands: bf16 for exact pages, else fp16
     for (std::size_t i = 0; i < segments_.size(); ++i) {
       if (segment_rows_[i] != row) continue;
@@ -134,6 +135,14 @@ void DecodeProblem::fill_reference() {
         std::vector<float> k(index(dim)), v(index(dim));
         decode_row(s.k.codec, block_of(s, s.k, slot), static_cast<int>(slot % s.k.codec.page_tokens), k.data());
         decode_row(s.v.codec, block_of(s, s.v, slot), static_cast<int>(slot % s.v.codec.page_tokens), v.data());
+        std::vector<double> part(index(dim));
+        for (int d = 0; d < dim; ++d) {
+          const bool has_lo = s.v.codec.granularity != Granularity::kNone;
+          const int in_page = static_cast<int>(slot % s.v.codec.page_tokens);
+          const double lo = has_lo ? detail::grid_at(s.v.codec, block_of(s, s.v, slot), in_page, d).lo : 0;
+          part[index(d)] = std::fabs(v[index(d)]) + std::fabs(lo);
+        }
+        parts.push_back(std::move(part));
         keys.push_back(std::move(k)), values.push_back(std::move(v));
         roundoff.push_back(s.k.codec.format == Format::kBf16 ? 0x1p-8 : 0x1p-11);
       }
@@ -158,7 +167,7 @@ void DecodeProblem::fill_reference() {
         double moved = 0, values_moved = 0;
         for (std::size_t t = 0; t < n; ++t) out[d] += score[t] / sum * values[t][index(d)];
         for (std::size_t t = 0; t < n; ++t) {
-          const double p = score[t] / sum, v = std::fabs(values[t][index(d)]);
+          const double p = score[t] / sum, v = parts[t][index(d)];
           values_moved += p * v;
           moved += roundoff[t] * p * (v + std::fabs(values[t][index(d)] - out[d]) * magnitude[t]);
         }
