@@ -19,10 +19,11 @@ function(calib_add_module name)
 endfunction()
 
 add_library(calib_warnings INTERFACE)
-target_compile_options(calib_warnings INTERFACE -Wall -Wextra -Wno-unused-parameter)
+# nvcc has warnings of its own.
+target_compile_options(calib_warnings INTERFACE $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall;-Wextra;-Wno-unused-parameter>)
 # g++ 12 sees overlapping copies in std::string operations that cannot overlap (GCC bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(calib_warnings INTERFACE -Wno-restrict)
+  target_compile_options(calib_warnings INTERFACE $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wno-restrict>)
 endif()
 if(CALIB_SANITIZE)
   list(JOIN CALIB_SANITIZE "," calib_sanitize_list)
