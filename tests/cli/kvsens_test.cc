@@ -128,6 +128,24 @@ TEST_F(Kvsens, TextThatNothingOfWouldBeCodedIsRefused) {
   EXPECT_FALSE(exists("no.json"));
 }
 
+TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
+  const std::string common = inputs() + " --stats " + file("stats.h5"), old = test::read_file(file("stats.h5"));
+  for (const std::string& call : {"kvsens " + common + " -o " + file("stats.h5"), "kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g -o " + file("a.txt"),
+                                  "kvcalib " + inputs() + " -o " + file("m/config.json")}) {
+    const Outcome o = run(call);
+    EXPECT_EQ(o.exit_code, 2) << call << "\n" << o.text;
+    EXPECT_NE(o.text.find("would replace an input"), std::string::npos) << o.text;
+  }
+  EXPECT_EQ(test::read_file(file("stats.h5")), old);
+  const Outcome null = run("kvsens " + common + " -o /dev/null");
+  EXPECT_EQ(null.exit_code, 3) << null.text;
+  EXPECT_EQ(null.text.find("forward"), std::string::npos) << "refused only after the walk:\n" << null.text;
+  const Outcome sinks = run("kvsens " + common + " --sinks 16 -o " + file("no.h5"));
+  EXPECT_EQ(sinks.exit_code, 5) << sinks.text;
+  EXPECT_NE(sinks.text.find("the statistics keep 4"), std::string::npos) << sinks.text;
+  EXPECT_FALSE(exists("no.h5"));
+}
+
 TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
   const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform turboquant4 -o " + file("no.json"));
   EXPECT_EQ(o.exit_code, 7) << o.text;

@@ -118,6 +118,7 @@ TEST_F(PlanFile, TensorsMustBeThePlansOwn) {
 TEST_F(PlanFile, TensorFileNameStaysInTheFolder) {
   write_plan(searched_plan(), path());
   for (const char* name : {"../plan.safetensors", "/etc/passwd", "a/b", "..", "", "a\\\\b", "a\\u0000b"}) {
+    std::filesystem::remove(plan_tensor_path(path()));  // the damaged plan no longer names it as its own
     write_plan(searched_plan(), path());
     replace("\"file\": \"plan.safetensors\"", std::string("\"file\": \"") + name + "\"");
     expect_error([&] { read(); }, ErrorKind::kFormat, {"plan.json", "/tensors/file"});
@@ -171,6 +172,7 @@ TEST_F(PlanFile, IndependentOfTheGlobalLocale) {
 // CASES.md PJ-04.
 TEST_F(PlanFile, NoNumberThatIsNone) {
   for (const char* wrong : {"null", "NaN", "\"NaN\"", "Infinity", "1e999", "-0", "-0.0", "1e-400", "-1"}) {
+    std::filesystem::remove(plan_tensor_path(path()));
     write_plan(fp8_plan(448.0f), path());
     replace("\"scale\": 1.0", std::string("\"scale\": ") + wrong);
     expect_error([&] { read(); }, ErrorKind::kFormat, {"plan.json"});

@@ -119,7 +119,10 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   if (options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--backend", "kvrt is not offered by this version; use fake");
   if (options.backend != "fake") fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake", options.backend);
   require_model_and_data(options.run);
-  check_output(options.output);
+  std::vector<std::string> files = inputs_of(options.run);
+  files.push_back(options.stats);
+  files.insert(files.end(), options.plans.begin(), options.plans.end());
+  check_output(options.output, files, OutputKind::kJson);
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
   Inputs in = open_inputs(options.run, call, log);
