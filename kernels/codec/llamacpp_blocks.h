@@ -6,8 +6,11 @@
 //   q4_1  20 bytes: fp16 d, fp16 m, 16 bytes.   d = (max - min) / 15, m = min, code = min(15, trunc((x - min) / d + 0.5)), value code * d + m
 //   q5_0  22 bytes: fp16 d, 32 bits with bit 4 of each code, 16 bytes with bits 0-3.   As q4_0 with -16, 16.5 and 31
 //   q5_1  24 bytes: fp16 d, fp16 m, 32 bits, 16 bytes.   As q4_1 with 31
-// `x / d` is x times the fp32 inverse of d before it is rounded to fp16; product and sum round separately. Two cases that break the
-// reference are defined here: d beyond 65504 saturates (and is counted), and a block so small that 1/d is not finite holds zeros.
+//   iq4_nl  18 bytes: fp16 d, 16 bytes as q4_0; value kIq4NlLevels[code] * d.   d0 = extreme / -127; code = level nearest to x / d0, halves
+//         upward; d = sum(x^2 level x) / sum(x^2 level^2), summed in order. A block below 1e-15 has d = 0 and codes 0
+// `x / d` is x times the fp32 inverse of d before it is rounded to fp16; product and sum round separately. Cases that break the
+// reference are defined here: d beyond 65504 saturates (and is counted), also where the sums of iq4_nl leave fp32, and a block so small
+// that 1/d is not finite holds zeros.
 
 #include <cmath>
 #include <cstdint>
@@ -24,12 +27,19 @@ inline constexpr int kQ4_0Bytes = 18;
 inline constexpr int kQ4_1Bytes = 20;
 inline constexpr int kQ5_0Bytes = 22;
 inline constexpr int kQ5_1Bytes = 24;
+inline constexpr int kIq4NlBytes = 18;
 
 /// Bytes of one block; 0 for a format without a codec here.
 KVRT_HOST_DEVICE constexpr int llama_block_bytes(Format f) {
   return f == Format::kQ8_0 ? kQ8_0Bytes : f == Format::kQ4_0 ? kQ4_0Bytes : f == Format::kQ4_1 ? kQ4_1Bytes
-         : f == Format::kQ5_0 ? kQ5_0Bytes : f == Format::kQ5_1 ? kQ5_1Bytes : 0;
+         : f == Format::kQ5_0 ? kQ5_0Bytes : f == Format::kQ5_1 ? kQ5_1Bytes : f == Format::kIq4Nl ? kIq4NlBytes : 0;
 }
+
+/// Levels of iq4_nl, as llama.cpp defines them.
+struct Iq4NlLevels {
+  float level[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+};
+inline constexpr float kIq4NlSmallest = 1e-15f;  ///< blocks below it are coded as zeros
 
 namespace detail {
 
@@ -109,6 +119,33 @@ KVRT_HOST_DEVICE inline void offset_codes(const float* x, int top, std::uint8_t*
   }
 }
 
+/// Index of the nearest level, halves to the upper one. Midpoints of the levels are exact in fp32.
+KVRT_HOST_DEVICE inline std::uint8_t nearest_iq4_nl(float y) {
+  const Iq4NlLevels table;
+  int code = 0;
+  for (int i = 0; i < 15; ++i) code += y >= (table.level[i] + table.level[i + 1]) * 0.5f ? 1 : 0;
+  return static_cast<std::uint8_t>(code);
+}
+KVRT_HOST_DEVICE inline void iq4_nl_codes(const float* x, std::uint8_t* block, std::uint8_t* codes, EncodeCounters* counters) {
+  const Iq4NlLevels table;
+  float absmax = 0, extreme = 0;
+  for (int i = 0; i < kLlamaBlock; ++i) {
+    const float a = x[i] < 0 ? -x[i] : x[i];
+    if (a > absmax) absmax = a, extreme = x[i];
+  }
+  const bool is_zero = absmax < kIq4NlSmallest;
+  const float d0 = extreme / -127.0f, inverse = is_zero ? 0.0f : 1.0f / d0;
+  float numerator = 0, denominator = 0;
+  for (int i = 0; i < kLlamaBlock; ++i) {
+    codes[i] = is_zero ? std::uint8_t{0} : nearest_iq4_nl(inverse * x[i]);
+    const float level = table.level[codes[i]], weighted = x[i] * x[i] * level;
+    numerator += weighted * x[i];
+    denominator += weighted * level;
+  }
+  const float d = is_zero ? 0.0f : numerator / denominator;
+  store_le16(block, llama_scale(f32_is_finite(d) ? d : d0, counters));
+}
+
 }  // namespace detail
 
 /// Encodes 32 finite values into llama_block_bytes(f) bytes.
@@ -123,6 +160,9 @@ KVRT_HOST_DEVICE inline void encode_llama_block(Format f, const float* x, std::u
       detail::signed_codes(x, 16, block, codes, counters);
       detail::pack_fifth_bits(codes, block + 2);
       return detail::pack_nibbles(codes, block + 6);
+    case Format::kIq4Nl:
+      detail::iq4_nl_codes(x, block, codes, counters);
+      return detail::pack_nibbles(codes, block + 2);
     case Format::kQ4_1:
       detail::offset_codes(x, 15, block, codes, counters);
       return detail::pack_nibbles(codes, block + 4);
@@ -140,6 +180,7 @@ KVRT_HOST_DEVICE inline float decode_llama_block(Format f, const std::uint8_t* b
     case Format::kQ8_0: return decode_q8_0(block, i);
     case Format::kQ4_0: return static_cast<float>(detail::nibble(block + 2, i) - 8) * d;
     case Format::kQ5_0: return static_cast<float>((detail::nibble(block + 6, i) | detail::fifth_bit(block + 2, i)) - 16) * d;
+    case Format::kIq4Nl: return Iq4NlLevels{}.level[detail::nibble(block + 2, i)] * d;
     default: break;
   }
   const int code = f == Format::kQ4_1 ? detail::nibble(block + 4, i) : detail::nibble(block + 8, i) | detail::fifth_bit(block + 4, i);

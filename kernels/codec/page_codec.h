@@ -1,34 +1,39 @@
 #pragma once
 // Encodes and decodes one head block of a page: [codes][params], the parts and their order of KERNELS.md 3.2.
-//   token.g<N>    params [P][D/N], int: fp16 scale, fp16 lo; fp8, sint: fp16 scale
+//   token.g<N>    params [P][D/N], int, nuq: fp16 scale, fp16 lo; fp8, sint, lm: fp16 scale (lm: norm)
 //   channel.g<N>  params [P/N][D], fp16 scale, fp16 lo
-//   int3          codes are plane A [P][D/32][8 bytes], then plane B [P][D/32][4 bytes]; others [P][row]
-// Input is what METHODS.md calls the encoder's input: after bf16 rounding, frame, center and had. Bytes that belong to slots never
-// written may hold anything.
+//   nvfp4, mxfp4  params [P][D/16] E4M3, [P][D/32] E8M0
+//   3 bits        codes are plane A [P][D/32][8 bytes], then plane B [P][D/32][4 bytes]; others [P][row]
+// Input is what METHODS.md calls the encoder's input: after bf16 rounding, frame, center, smooth and had. Bytes that belong to slots
+// never written may hold anything.
 
+#include <cmath>
 #include <cstdint>
 
-#include "kernels/codec/fp8_codec.h"
+#include "kernels/codec/grid_codec.h"
 #include "kernels/codec/int_codec.h"
 #include "kernels/codec/llamacpp_blocks.h"
-#include "kernels/codec/range.h"
+#include "kernels/codec/static_range.h"
 #include "kernels/core/scheme.h"
 
 namespace kvrt {
 
-/// Shape of one head block.
+/// Shape of one head block, and the constants of the plan that its head needs.
 struct PageCodec {
   Format format = Format::kBf16;
   Granularity granularity = Granularity::kNone;
   int bits = 16;              ///< of a code
   int head_dim = 0;           ///< D
-  int group = 0;              ///< N, resolved: never 0 with token or channel
+  int group = 0;              ///< N, resolved: never 0 with token or channel; the block of nvfp4, mxfp4
   int page_tokens = 64;       ///< P
-  std::int64_t row_bytes = 0;     ///< of one token's codes (plane A for int3)
-  std::int64_t plane_b = 0;       ///< offset of plane B, int3 only
+  std::int64_t row_bytes = 0;     ///< of one token's codes (plane A for 3 bits)
+  std::int64_t plane_b = 0;       ///< offset of plane B, 3 bits only
   std::int64_t params = 0;        ///< offset of the parameters
-  float static_scale = 1.0f;  ///< tensor, head: fp32, a constant of the plan
-  float static_limit = 0.0f;  ///< tensor, head: |x| beyond it is counted as saturated
+  StaticRange range;              ///< tensor, head; nvfp4: scale = gamma
+  const StaticRange* channel_ranges = nullptr;  ///< channel.static: [D]
+  Codebook codebook;              ///< nuq: of the plan; lm: set by make_page_codec
+  const float* ef_u = nullptr;              ///< ef: [D(D+1)/2] of the head, upper triangle by rows; null = nearest codes
+  const std::int32_t* ef_order = nullptr;   ///< ef: [D] of the head, channels in the order of feedback
 };
 
 /// Requires: a scheme that this build offers, of a valid shape. page_tokens a multiple of the channel group.
@@ -36,7 +41,7 @@ KVRT_HOST_DEVICE inline PageCodec make_page_codec(const Scheme& s, int code_bits
   PageCodec c;
   c.format = s.format, c.granularity = s.granularity, c.bits = code_bits;
   c.head_dim = head_dim, c.page_tokens = page_tokens;
-  c.group = s.granularity == Granularity::kToken && s.group == 0 ? head_dim : s.group;
+  c.group = is_fp4(s.format) ? fp4_block(s.format) : s.granularity == Granularity::kToken && s.group == 0 ? head_dim : s.group;
   const std::int64_t cells = (head_dim + 31) / 32;
   const std::int64_t row = is_llamacpp_block(s.format) ? head_dim / kLlamaBlock * llama_block_bytes(s.format)
                            : code_bits == 16 ? 2 * static_cast<std::int64_t>(head_dim)
@@ -45,24 +50,49 @@ KVRT_HOST_DEVICE inline PageCodec make_page_codec(const Scheme& s, int code_bits
   c.row_bytes = code_bits == 3 ? 8 * cells : row;
   c.plane_b = 8 * cells * page_tokens;
   c.params = row * page_tokens;
+  if (is_lm(s.format)) c.codebook = lloyd_max_codebook(s.format);
   return c;
 }
 
 namespace detail {
 
-struct CodeRow {
-  std::uint8_t* codes;
-  std::uint8_t* plane_b;
-};
-KVRT_HOST_DEVICE inline CodeRow code_row(const PageCodec& c, std::uint8_t* block, int slot) {
-  return {block + slot * c.row_bytes, block + c.plane_b + slot * (c.row_bytes / 2)};
+KVRT_HOST_DEVICE inline bool is_static(const PageCodec& c) {
+  return c.granularity == Granularity::kTensor || c.granularity == Granularity::kHead || c.granularity == Granularity::kChannelStatic;
 }
-KVRT_HOST_DEVICE inline bool is_int_format(Format f) {
-  return f == Format::kInt8 || f == Format::kInt4 || f == Format::kInt3 || f == Format::kInt2;
+KVRT_HOST_DEVICE inline bool has_stored_lo(Format f) { return is_int(f) || is_nuq(f); }
+/// Bytes of one group's parameters.
+KVRT_HOST_DEVICE inline int param_stride(Format f) { return has_stored_lo(f) ? 4 : is_fp4(f) ? 1 : 2; }
+KVRT_HOST_DEVICE inline std::int64_t param_offset(const PageCodec& c, int slot, int d) {
+  const std::int64_t index = c.granularity == Granularity::kChannel
+                                 ? static_cast<std::int64_t>(slot / c.group) * c.head_dim + d
+                                 : static_cast<std::int64_t>(slot) * (c.head_dim / c.group) + d / c.group;
+  return c.params + param_stride(c.format) * index;
 }
-KVRT_HOST_DEVICE inline float fp8_value(Format f, std::uint8_t code) { return f == Format::kFp8E4m3 ? e4m3_to_f32(code) : e5m2_to_f32(code); }
-KVRT_HOST_DEVICE inline std::uint8_t fp8_code(Format f, float x) { return f == Format::kFp8E4m3 ? f32_to_e4m3(x) : f32_to_e5m2(x); }
-KVRT_HOST_DEVICE inline float fp8_max(Format f) { return f == Format::kFp8E4m3 ? kE4m3Max : kE5m2Max; }
+
+/// Grid of channel d of a slot, from the constants or from the parameters already in the block.
+KVRT_HOST_DEVICE inline Grid grid_at(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
+  if (c.granularity == Granularity::kChannelStatic) return {c.channel_ranges[d].lo, c.channel_ranges[d].scale};
+  if (is_static(c)) return {c.range.lo, c.range.scale};
+  const std::uint8_t* p = block + param_offset(c, slot, d);
+  if (c.format == Format::kNvfp4) return {0.0f, e4m3_to_f32(*p) * c.range.scale};
+  if (c.format == Format::kMxfp4) return {0.0f, e8m0_to_f32(*p)};
+  return {has_stored_lo(c.format) ? f16_to_f32(load_le16(p + 2)) : 0.0f, f16_to_f32(load_le16(p))};
+}
+
+/// code(d): code of channel d, called once for each, in order.
+template <class CodeOf>
+KVRT_HOST_DEVICE inline void pack_slot(const PageCodec& c, int slot, CodeOf code, std::uint8_t* block) {
+  std::uint8_t* row = block + slot * c.row_bytes;
+  std::uint8_t* plane_b = block + c.plane_b + slot * (c.row_bytes / 2);
+  if (c.bits == 3 && !is_int(c.format)) pack_codebook_row3(c.head_dim, code, row, plane_b);
+  else pack_row(c.bits, c.head_dim, code, row, plane_b);
+}
+KVRT_HOST_DEVICE inline std::uint8_t unpack_slot(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
+  const std::uint8_t* row = block + slot * c.row_bytes;
+  const std::uint8_t* plane_b = block + c.plane_b + slot * (c.row_bytes / 2);
+  if (c.bits == 3 && !is_int(c.format)) return unpack_codebook_code3(row, plane_b, d);
+  return unpack_code(c.bits, row, plane_b, d);
+}
 
 KVRT_HOST_DEVICE inline void encode_exact(const PageCodec& c, const float* x, std::uint8_t* row, EncodeCounters* counters) {
   for (int d = 0; d < c.head_dim; ++d) {
@@ -73,70 +103,6 @@ KVRT_HOST_DEVICE inline void encode_exact(const PageCodec& c, const float* x, st
   }
 }
 
-KVRT_HOST_DEVICE inline void encode_int_token(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
-  const int n_groups = c.head_dim / c.group, qmax = (1 << c.bits) - 1;
-  std::uint8_t* params = block + c.params + 4 * static_cast<std::int64_t>(slot) * n_groups;
-  for (int g = 0; g < n_groups; ++g) {
-    float min = finite_or_zero(x[g * c.group], counters), max = min;
-    for (int i = 1; i < c.group; ++i) {
-      const float v = finite_or_zero(x[g * c.group + i], counters);
-      if (v < min) min = v;
-      if (v > max) max = v;
-    }
-    const AffineParams p = affine_params(min, max, qmax, counters);
-    store_le16(params + 4 * g, p.scale);
-    store_le16(params + 4 * g + 2, p.lo);
-  }
-  const CodeRow row = code_row(c, block, slot);
-  pack_row(c.bits, c.head_dim, [&](int d) {
-    const std::uint8_t* p = params + 4 * (d / c.group);
-    const float v = f32_is_finite(x[d]) ? x[d] : 0.0f;
-    return affine_code(v, f16_to_f32(load_le16(p)), f16_to_f32(load_le16(p + 2)), qmax);
-  }, row.codes, row.plane_b);
-}
-
-KVRT_HOST_DEVICE inline void encode_fp8(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
-  const bool is_token = c.granularity == Granularity::kToken;
-  const int group = is_token ? c.group : c.head_dim, n_groups = c.head_dim / group;
-  const CodeRow row = code_row(c, block, slot);
-  for (int g = 0; g < n_groups; ++g) {
-    float absmax = 0, scale = c.static_scale;
-    for (int i = 0; i < group; ++i) {
-      const float v = finite_or_zero(x[g * group + i], counters), a = v < 0 ? -v : v;
-      if (a > absmax) absmax = a;
-      if (!is_token && a > c.static_limit) ++counters->saturated;
-    }
-    if (is_token) {
-      const std::uint16_t stored = fp8_token_scale(absmax, fp8_max(c.format), counters);
-      store_le16(block + c.params + 2 * (static_cast<std::int64_t>(slot) * n_groups + g), stored);
-      scale = f16_to_f32(stored);
-    }
-    for (int i = 0; i < group; ++i) {
-      const float v = f32_is_finite(x[g * group + i]) ? x[g * group + i] : 0.0f;
-      row.codes[g * group + i] = fp8_code(c.format, v / scale);
-    }
-  }
-  for (int d = c.head_dim; d < c.row_bytes; ++d) row.codes[d] = 0;
-}
-
-KVRT_HOST_DEVICE inline void encode_sint(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
-  const int n_groups = c.head_dim / c.group, half = 1 << (c.bits - 1), m = half - 1;
-  std::uint8_t* params = block + c.params + 2 * static_cast<std::int64_t>(slot) * n_groups;
-  for (int g = 0; g < n_groups; ++g) {
-    float absmax = 0;
-    for (int i = 0; i < c.group; ++i) {
-      const float v = finite_or_zero(x[g * c.group + i], counters), a = v < 0 ? -v : v;
-      if (a > absmax) absmax = a;
-    }
-    store_le16(params + 2 * g, symmetric_scale(absmax, m, counters));
-  }
-  const CodeRow row = code_row(c, block, slot);
-  pack_row(c.bits, c.head_dim, [&](int d) {
-    const float v = f32_is_finite(x[d]) ? x[d] : 0.0f;
-    return static_cast<std::uint8_t>(symmetric_code(v, f16_to_f32(load_le16(params + 2 * (d / c.group))), m) + half);
-  }, row.codes, row.plane_b);
-}
-
 KVRT_HOST_DEVICE inline void encode_llamacpp(const PageCodec& c, const float* x, std::uint8_t* row, EncodeCounters* counters) {
   for (int b = 0; b * kLlamaBlock < c.head_dim; ++b) {
     float v[kLlamaBlock];
@@ -145,68 +111,144 @@ KVRT_HOST_DEVICE inline void encode_llamacpp(const PageCodec& c, const float* x,
   }
 }
 
+struct Extremes {
+  float min, max;
+};
+/// Of n values, stride elements apart. Counts the ones that are not finite.
+KVRT_HOST_DEVICE inline Extremes extremes(const float* x, int n, std::int64_t stride, EncodeCounters* counters) {
+  Extremes e;
+  e.min = e.max = finite_or_zero(x[0], counters);
+  for (int i = 1; i < n; ++i) {
+    const float v = finite_or_zero(x[i * stride], counters);
+    if (v < e.min) e.min = v;
+    if (v > e.max) e.max = v;
+  }
+  return e;
+}
+
+KVRT_HOST_DEVICE inline float quiet(float x) { return f32_is_finite(x) ? x : 0.0f; }  // already counted
+
+KVRT_HOST_DEVICE inline void store_affine(std::uint8_t* p, AffineParams a) {
+  store_le16(p, a.scale);
+  store_le16(p + 2, a.lo);
+}
+
+/// Euclidean norm of a group.
+KVRT_HOST_DEVICE inline float group_norm(const float* x, int n) {
+  return sqrtf(sum_of_lanes(n, [&](int i) { return quiet(x[i]) * quiet(x[i]); }));
+}
+
+/// Writes the parameters of one slot. For lm this is n0, the norm that the codes are found with.
+KVRT_HOST_DEVICE inline void store_token_params(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
+  for (int begin = 0; begin < c.head_dim; begin += c.group) {
+    std::uint8_t* p = block + param_offset(c, slot, begin);
+    const Extremes e = extremes(x + begin, c.group, 1, counters);
+    const float absmax = -e.min > e.max ? -e.min : e.max + 0.0f;
+    if (is_int(c.format)) {
+      store_affine(p, affine_params(e.min, e.max, (1 << c.bits) - 1, counters));
+    } else if (is_nuq(c.format)) {
+      store_affine(p, affine_params(e.min, e.max, 2, counters));
+    } else if (is_sint(c.format)) {
+      store_le16(p, symmetric_scale(absmax, (1 << (c.bits - 1)) - 1, counters));
+    } else if (is_fp8(c.format)) {
+      store_le16(p, fp8_token_scale(absmax, fp8_max(c.format), counters));
+    } else if (is_lm(c.format)) {
+      EncodeCounters not_stored;
+      EncodeCounters* const count = c.bits == 2 ? counters : &not_stored;
+      store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(static_cast<float>(c.group)), count));
+    } else if (c.format == Format::kMxfp4) {
+      *p = mxfp4_scale(absmax);
+    } else {
+      *p = nvfp4_scale(absmax, c.range.scale);
+      for (int i = 0; i < c.group; ++i) counters->saturated += quiet(x[begin + i]) > c.range.max || quiet(x[begin + i]) < c.range.min;
+    }
+  }
+}
+
+/// Replaces n0 by the norm that keeps the length of what is decoded: lm at 3 and 4 bits.
+KVRT_HOST_DEVICE inline void store_kept_norms(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
+  for (int begin = 0; begin < c.head_dim; begin += c.group) {
+    std::uint8_t* p = block + param_offset(c, slot, begin);
+    if (load_le16(p) == 0) continue;
+    const float coded = sum_of_lanes(c.group, [&](int i) {
+      const float entry = c.codebook.entries[unpack_slot(c, block, slot, begin + i)];
+      return entry * entry;
+    });
+    store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(coded), counters));
+  }
+}
+
+KVRT_HOST_DEVICE inline void count_beyond_range(const PageCodec& c, const float* x, EncodeCounters* counters) {
+  for (int d = 0; d < c.head_dim; ++d) {
+    const StaticRange& r = c.granularity == Granularity::kChannelStatic ? c.channel_ranges[d] : c.range;
+    const float v = finite_or_zero(x[d], counters);
+    counters->saturated += v < r.min || v > r.max;
+  }
+}
+
+/// Error feedback (METHODS.md 4.11): each channel takes the nearest code to what the channels before it left over.
+KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, int slot, const std::uint8_t* block, std::uint8_t* codes) {
+  float w[kMaxFeedbackDim];
+  for (int i = 0; i < c.head_dim; ++i) w[i] = quiet(x[c.ef_order[i]]);
+  const float* u = c.ef_u;
+  for (int i = 0; i < c.head_dim; ++i) {
+    const int d = c.ef_order[i];
+    const Grid grid = grid_at(c, block, slot, d);
+    const float rest = quiet(w[i]);  // sums of huge values may leave fp32
+    codes[d] = grid_code(c.format, c.bits, c.codebook, rest, grid);
+    const float error = (rest - grid_value(c.format, c.bits, c.codebook, codes[d], grid)) / u[0];
+    for (int j = i + 1; j < c.head_dim; ++j) {
+      const float carried = error * u[j - i];
+      w[j] = w[j] - carried;
+    }
+    u += c.head_dim - i;
+  }
+}
+
+/// Codes of one slot on grids that are already fixed.
+KVRT_HOST_DEVICE inline void encode_codes(const PageCodec& c, const float* x, int slot, std::uint8_t* block) {
+  if (c.ef_u) {
+    std::uint8_t codes[kMaxFeedbackDim];
+    feedback_codes(c, x, slot, block, codes);
+    return pack_slot(c, slot, [&](int d) { return codes[d]; }, block);
+  }
+  pack_slot(c, slot, [&](int d) { return grid_code(c.format, c.bits, c.codebook, quiet(x[d]), grid_at(c, block, slot, d)); }, block);
+}
+
 }  // namespace detail
 
 /// Encodes one token into its slot: every granularity but channel.g<N>. x: [D].
 KVRT_HOST_DEVICE inline void encode_row(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
   std::uint8_t* row = block + slot * c.row_bytes;
-  if (detail::is_int_format(c.format)) detail::encode_int_token(c, x, slot, block, counters);
-  else if (c.format == Format::kBf16 || c.format == Format::kFp16) detail::encode_exact(c, x, row, counters);
-  else if (c.format == Format::kFp8E4m3 || c.format == Format::kFp8E5m2) detail::encode_fp8(c, x, slot, block, counters);
-  else if (c.format == Format::kSint8 || c.format == Format::kSint4) detail::encode_sint(c, x, slot, block, counters);
-  else detail::encode_llamacpp(c, x, row, counters);
+  if (is_exact(c.format)) return detail::encode_exact(c, x, row, counters);
+  if (is_llamacpp_block(c.format)) return detail::encode_llamacpp(c, x, row, counters);
+  if (detail::is_static(c)) detail::count_beyond_range(c, x, counters);
+  else detail::store_token_params(c, x, slot, block, counters);
+  detail::encode_codes(c, x, slot, block);
+  if (is_lm(c.format) && c.bits > 2) detail::store_kept_norms(c, x, slot, block, counters);
 }
 
 /// Encodes tokens [group_idx N, (group_idx + 1) N) of a channel.g<N> page. x: [N, D], stride elements between tokens.
 KVRT_HOST_DEVICE inline void encode_channel_group(const PageCodec& c, const float* x, std::int64_t stride, int group_idx, std::uint8_t* block,
                                                   EncodeCounters* counters) {
-  const int qmax = (1 << c.bits) - 1;
-  std::uint8_t* params = block + c.params + 4 * static_cast<std::int64_t>(group_idx) * c.head_dim;
+  const int first = group_idx * c.group;
   for (int d = 0; d < c.head_dim; ++d) {
-    float min = finite_or_zero(x[d], counters), max = min;
-    for (int t = 1; t < c.group; ++t) {
-      const float v = finite_or_zero(x[t * stride + d], counters);
-      if (v < min) min = v;
-      if (v > max) max = v;
-    }
-    const AffineParams p = affine_params(min, max, qmax, counters);
-    store_le16(params + 4 * d, p.scale);
-    store_le16(params + 4 * d + 2, p.lo);
+    const detail::Extremes e = detail::extremes(x + d, c.group, stride, counters);
+    detail::store_affine(block + detail::param_offset(c, first, d), affine_params(e.min, e.max, (1 << c.bits) - 1, counters));
   }
-  for (int t = 0; t < c.group; ++t) {
-    const detail::CodeRow row = detail::code_row(c, block, group_idx * c.group + t);
-    pack_row(c.bits, c.head_dim, [&](int d) {
-      const float v = f32_is_finite(x[t * stride + d]) ? x[t * stride + d] : 0.0f;
-      return affine_code(v, f16_to_f32(load_le16(params + 4 * d)), f16_to_f32(load_le16(params + 4 * d + 2)), qmax);
-    }, row.codes, row.plane_b);
-  }
+  for (int t = 0; t < c.group; ++t) detail::encode_codes(c, x + t * stride, first + t, block);
 }
 
 /// Decodes one token. out: [D].
 KVRT_HOST_DEVICE inline void decode_row(const PageCodec& c, const std::uint8_t* block, int slot, float* out) {
   const std::uint8_t* row = block + slot * c.row_bytes;
   for (int d = 0; d < c.head_dim; ++d) {
-    if (detail::is_int_format(c.format)) {
-      const std::int64_t index = c.granularity == Granularity::kToken
-                                     ? static_cast<std::int64_t>(slot) * (c.head_dim / c.group) + d / c.group
-                                     : static_cast<std::int64_t>(slot / c.group) * c.head_dim + d;
-      const std::uint8_t* p = block + c.params + 4 * index;
-      const std::uint8_t code = unpack_code(c.bits, row, block + c.plane_b + slot * (c.row_bytes / 2), d);
-      out[d] = affine_value(code, f16_to_f32(load_le16(p)), f16_to_f32(load_le16(p + 2)));
-    } else if (c.format == Format::kFp8E4m3 || c.format == Format::kFp8E5m2) {
-      float scale = c.static_scale;
-      if (c.granularity == Granularity::kToken) {
-        scale = f16_to_f32(load_le16(block + c.params + 2 * (static_cast<std::int64_t>(slot) * (c.head_dim / c.group) + d / c.group)));
-      }
-      out[d] = detail::fp8_value(c.format, row[d]) * scale;
-    } else if (c.format == Format::kSint8 || c.format == Format::kSint4) {
-      const std::int64_t index = static_cast<std::int64_t>(slot) * (c.head_dim / c.group) + d / c.group;
-      const int code = unpack_code(c.bits, row, nullptr, d) - (1 << (c.bits - 1));
-      out[d] = static_cast<float>(code) * f16_to_f32(load_le16(block + c.params + 2 * index));
+    if (is_exact(c.format)) {
+      out[d] = c.format == Format::kBf16 ? bf16_to_f32(load_le16(row + 2 * d)) : f16_to_f32(load_le16(row + 2 * d));
     } else if (is_llamacpp_block(c.format)) {
       out[d] = decode_llama_block(c.format, row + d / kLlamaBlock * llama_block_bytes(c.format), d % kLlamaBlock);
     } else {
-      out[d] = c.format == Format::kBf16 ? bf16_to_f32(load_le16(row + 2 * d)) : f16_to_f32(load_le16(row + 2 * d));
+      out[d] = grid_value(c.format, c.bits, c.codebook, detail::unpack_slot(c, block, slot, d), detail::grid_at(c, block, slot, d));
     }
   }
 }

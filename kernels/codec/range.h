@@ -55,7 +55,7 @@ KVRT_HOST_DEVICE inline std::uint8_t affine_code(float x, float scale, float lo,
   return static_cast<std::uint8_t>(round_even(y < 0.0f ? 0.0f : y > top ? top : y));
 }
 
-/// fma(code, scale, lo). The product of an 8-bit code and an fp16 scale is exact in fp32, so multiply-then-add rounds once, too.
+/// code * scale + lo. Under an fp16 scale the product is exact in fp32, so this is fma(code, scale, lo).
 KVRT_HOST_DEVICE inline float affine_value(std::uint8_t code, float scale, float lo) {
   const float product = static_cast<float>(code) * scale;
   return product + lo;
@@ -83,6 +83,14 @@ KVRT_HOST_DEVICE inline std::uint16_t fp8_token_scale(float absmax, float format
   const float step = absmax / format_max;
   if (step > kF16Max) ++counters->saturated;
   return f32_to_f16_up(step < kFp8ScaleFloor ? kFp8ScaleFloor : step);
+}
+
+/// fp16 bits of a norm, to nearest; beyond 65504 it saturates and is counted.
+KVRT_HOST_DEVICE inline std::uint16_t norm_scale(float norm, EncodeCounters* counters) {
+  const std::uint16_t h = f32_to_f16_rne(norm);
+  if (h != 0x7C00u) return h;
+  ++counters->saturated;
+  return 0x7BFFu;
 }
 
 /// fp32 scale of a static fp8 unit that covers [-absmax, absmax]; 1 if absmax is 0.

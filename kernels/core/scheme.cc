@@ -356,26 +356,16 @@ std::string check_shape(const Scheme& s, int head_dim, bool is_key) {
     return format_name(s.format) + " stores blocks of " + std::to_string(block_width(s.format)) + " channels, which do not divide " + dim +
            "; it needs a multiple of " + std::to_string(block_width(s.format));
   }
+  if (s.ef && head_dim > kMaxFeedbackDim) return "ef is offered up to head_dim " + std::to_string(kMaxFeedbackDim) + ", got " + dim;
   if (s.pair && head_dim % 2 != 0) return "pair needs an even head_dim, got " + dim;
   return s.had ? check_hadamard(s, head_dim) : "";
 }
 
 std::string check_implemented(const Scheme& s) {
-  const std::string name = format_name(s.format);
-  const Family f = family(s.format);
-  const bool has_codec = f == Family::kExact || f == Family::kFp8 || f == Family::kInt || f == Family::kSint ||
-                         (is_llamacpp_block(s.format) && s.format != Format::kIq4Nl);
-  if (!has_codec) {
-    return "format '" + name + "' is not offered by this build; offered are bf16 fp16 fp8e4m3 fp8e5m2 int8 int4 int3 int2 sint8 sint4 "
-           "q8_0 q4_0 q4_1 q5_0 q5_1";
-  }
-  const bool by_group = s.granularity == Granularity::kToken || s.granularity == Granularity::kChannel;
-  if ((f == Family::kInt || f == Family::kSint) && !by_group) {
-    return "'" + granularity_name(s) + "' with '" + name + "' is not offered by this build; offered are token.g<N>" +
-           (f == Family::kInt ? " and channel.g<N>" : "");
-  }
   for (const std::string& m : modifier_names(s)) {
-    if (m != "pre" && m != "center" && m != "had") return "modifier '" + m + "' is not offered by this build; offered are pre center had";
+    if (m != "pre" && m != "center" && m != "smooth" && m != "had" && m != "ef") {
+      return "modifier '" + m + "' is not offered by this build; offered are pre center smooth had ef";
+    }
   }
   return "";
 }

@@ -24,6 +24,8 @@ enum class Granularity : std::uint8_t {
   kChannelStatic,  ///< calibrated thresholds per channel
 };
 
+inline constexpr int kMaxFeedbackDim = 512;  ///< largest head_dim of schemes with `ef`
+
 /// One parsed scheme. Default: bf16.
 struct Scheme {
   Format format = Format::kBf16;

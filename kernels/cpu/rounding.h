@@ -61,20 +61,16 @@ KVRT_INLINE Affine<V> affine_lanes(V min, V max, float qmax, Counts* c) {
   Tally::add_to(&c->floored, raw < kScaleFloor);
   return {maximum(raw, splat<V>(kScaleFloor)), lo};
 }
-template <class V>
-KVRT_INLINE V affine_round_trip(V x, V scale, V lo, float qmax) {
-  V y = (x - lo) / scale;
-  y = minimum(maximum(y, splat<V>(0.0f)), splat<V>(qmax));
-  return nearest_integer(y) * scale + lo;  // the product is exact, see affine_value()
-}
-/// E4M3 (mantissa 3, bias 7) or E5M2 (2, 15) round trip of x / scale, times scale.
+/// Round trip of x / scale through a small float with a sign, times scale: E4M3 (mantissa 3, bias 7), E5M2 (2, 15), E2M1 (1, 1).
+/// Nearest, ties to even, saturating.
 template <int kMantissa, int kBias, class V>
-KVRT_INLINE V fp8_round_trip(V x, V scale) {
+KVRT_INLINE V float_round_trip(V x, V scale) {
   using Int = IntOf<V>;
   constexpr int kDrop = 23 - kMantissa;
-  constexpr float kMax = kMantissa == 3 ? 448.0f : 57344.0f;
-  constexpr float kStep = kMantissa == 3 ? 0x1p-9f : 0x1p-16f, kMinNormal = kMantissa == 3 ? 0x1p-6f : 0x1p-14f;
-  static_assert((kMantissa == 3 && kBias == 7) || (kMantissa == 2 && kBias == 15), "one of the two formats");
+  constexpr float kMax = kMantissa == 3 ? 448.0f : kMantissa == 2 ? 57344.0f : 6.0f;
+  constexpr float kMinNormal = kMantissa == 3 ? 0x1p-6f : kMantissa == 2 ? 0x1p-14f : 1.0f;
+  constexpr float kStep = kMinNormal / (1 << kMantissa);
+  static_assert((kMantissa == 3 && kBias == 7) || (kMantissa == 2 && kBias == 15) || (kMantissa == 1 && kBias == 1), "one of the three formats");
   const V y = x / scale;
   const V a = minimum(magnitude(y), splat<V>(kMax));
   const Int u = bits_as<Int>(a);
@@ -85,7 +81,7 @@ KVRT_INLINE V fp8_round_trip(V x, V scale) {
 }
 template <class V>
 KVRT_INLINE V fp8_round_trip(Format f, V x, V scale) {
-  return f == Format::kFp8E4m3 ? fp8_round_trip<3, 7>(x, scale) : fp8_round_trip<2, 15>(x, scale);
+  return f == Format::kFp8E4m3 ? float_round_trip<3, 7>(x, scale) : float_round_trip<2, 15>(x, scale);
 }
 
 template <class V>

@@ -16,7 +16,8 @@ void to_frame(const FakeQuantJob& job, int head, const float* x, float* y, FakeQ
     const int d = job.block_order ? job.block_order[p] : p;
     float v = finite_or_zero(x[d], counters);  // before any sum, so that one NaN stays one value
     if (job.round_input_to_bf16) v = bf16_to_f32(f32_to_bf16_finite(v));
-    y[p] = job.mean ? v - job.mean[head * n + d] : v;
+    if (job.mean) v = v - job.mean[head * n + d];
+    y[p] = job.smooth ? v / job.smooth[head * n + d] : v;
   }
   if (job.had.size) hadamard_rotate(job.had, y, n, false);
 }
@@ -27,7 +28,8 @@ void from_frame(const FakeQuantJob& job, int head, float* y, float* out) {
   if (job.had.size) hadamard_rotate(job.had, y, n, true);
   for (int p = 0; p < n; ++p) {
     const int d = job.block_order ? job.block_order[p] : p;
-    out[d] = job.mean ? y[p] + job.mean[head * n + d] : y[p];
+    const float v = job.smooth ? y[p] * job.smooth[head * n + d] : y[p];
+    out[d] = job.mean ? v + job.mean[head * n + d] : v;
   }
 }
 
@@ -41,12 +43,20 @@ Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counte
   const bool by_channel = job.scheme.granularity == Granularity::kChannel;
   const int page_tokens = std::max(64, by_channel ? job.group : 0), d = job.head_dim;
   PageCodec codec = make_page_codec(job.scheme, job.bits, d, page_tokens);
+  codec.codebook = job.codebook;
   // 4 bytes a code and 4 a parameter bound every format; slots nobody writes keep 0xFF.
   std::vector<std::uint8_t> block(static_cast<std::size_t>(page_tokens) * static_cast<std::size_t>(d + 32) * 8, 0xFF);
   std::vector<float> rows(static_cast<std::size_t>(page_tokens) * static_cast<std::size_t>(d));
+  std::vector<StaticRange> ranges(job.scheme.granularity == Granularity::kChannelStatic ? static_cast<std::size_t>(d) : 1);
   for (int head = 0; head < job.n_heads; ++head) {
-    const StaticScale scale = static_scale(job, head);
-    codec.static_scale = scale.scale, codec.static_limit = scale.limit;
+    const StaticGrids g = static_grids(job, head);
+    for (std::size_t c = 0; g.lo && c < ranges.size(); ++c) ranges[c] = {g.lo[c], g.scale[c], g.min[c], g.max[c]};
+    codec.range = ranges[0];
+    codec.channel_ranges = ranges.data();
+    if (job.ef_u) {
+      codec.ef_u = job.ef_u + static_cast<std::int64_t>(head) * d * (d + 1) / 2;
+      codec.ef_order = job.ef_order + static_cast<std::int64_t>(head) * d;
+    }
     for (std::int64_t first = 0; first < job.n_tokens; first += page_tokens) {
       const int n = static_cast<int>(std::min<std::int64_t>(page_tokens, job.n_tokens - first));
       for (int t = 0; t < n; ++t) to_frame(job, head, job.x + (first + t) * job.x_stride + head * d, &rows[static_cast<std::size_t>(t) * d], count);

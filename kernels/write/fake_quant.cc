@@ -1,6 +1,7 @@
 #include "kernels/write/fake_quant.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -32,6 +33,73 @@ Status bad_argument(const Scheme& scheme, const std::string& text) {
   return Status(Code::kArgument, "fake_quant " + to_string(scheme) + ": " + text);
 }
 
+/// Static ranges that the plan holds: of the unit, of a head, of a channel.
+std::int64_t n_thresholds(const Scheme& s, int n_heads, int head_dim) {
+  switch (s.granularity) {
+    case Granularity::kTensor: return 1;
+    case Granularity::kHead: return n_heads;
+    case Granularity::kChannelStatic: return static_cast<std::int64_t>(n_heads) * head_dim;
+    default: return s.format == Format::kNvfp4 ? 1 : 0;
+  }
+}
+
+Status check_thresholds(const FakeQuantArgs& a) {
+  const Scheme& s = a.scheme;
+  const std::int64_t n = n_thresholds(s, a.n_heads, a.head_dim);
+  if (n == 0) return {};
+  if (is_fp8(s.format) || is_fp4(s.format)) {
+    if (!a.clip_hi) return bad_argument(s, "clip_hi is missing; expected " + std::to_string(n) + " absolute maxima");
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (!f32_is_finite(a.clip_hi[i]) || a.clip_hi[i] < 0) {
+        return bad_argument(s, "clip_hi[" + std::to_string(i) + "] must be finite and not negative");
+      }
+    }
+    return {};
+  }
+  for (const auto& [name, values] : {std::pair("clip_lo", a.clip_lo), std::pair("clip_hi", a.clip_hi)}) {
+    if (!values) return bad_argument(s, std::string(name) + " is missing; expected " + std::to_string(n) + " thresholds");
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!f32_is_finite(a.clip_lo[i]) || !f32_is_finite(a.clip_hi[i]) || !f32_is_finite(a.clip_hi[i] - a.clip_lo[i]) || a.clip_lo[i] > a.clip_hi[i]) {
+      return bad_argument(s, "clip_lo[" + std::to_string(i) + "] and clip_hi[" + std::to_string(i) + "] must be finite, in order, and a finite distance apart");
+    }
+  }
+  return {};
+}
+
+void set_ranges(const FakeQuantArgs& a, FakeQuantJob* job) {
+  const std::int64_t n = n_thresholds(a.scheme, a.n_heads, a.head_dim);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const StaticRange r = static_range(a.scheme.format, a.clip_lo ? a.clip_lo[i] : 0.0f, a.clip_hi[i]);
+    job->range_lo.push_back(r.lo), job->range_scale.push_back(r.scale);
+    job->range_min.push_back(r.min), job->range_max.push_back(r.max);
+  }
+}
+
+bool is_stored_codebook(const float* entries, int size) {
+  if (!all_finite(entries, size) || !std::is_sorted(entries, entries + size)) return false;
+  const double step = std::max(std::abs(static_cast<double>(entries[0])), std::abs(static_cast<double>(entries[size - 1]))) / 127;
+  return step > 0 && std::all_of(entries, entries + size, [&](float e) { return std::abs(e / step - std::round(e / step)) < 1e-3; });
+}
+
+Status check_feedback(const FakeQuantArgs& a) {
+  const Scheme& s = a.scheme;
+  if (!s.ef) return {};
+  if (!a.ef_u) return bad_argument(s, "ef_u is missing; expected [n_heads, head_dim (head_dim + 1) / 2] floats");
+  if (!a.ef_order) return bad_argument(s, "ef_order is missing; expected [n_heads, head_dim] channels");
+  const std::int64_t d = a.head_dim, triangle = d * (d + 1) / 2;
+  for (std::int64_t h = 0; h < a.n_heads; ++h) {
+    const std::string head = " of head " + std::to_string(h);
+    if (!all_finite(a.ef_u + h * triangle, triangle)) return bad_argument(s, "ef_u" + head + " holds a value that is not finite");
+    const float* diagonal = a.ef_u + h * triangle;
+    for (std::int64_t i = 0; i < d; diagonal += d - i, ++i) {
+      if (!(*diagonal > 0)) return bad_argument(s, "ef_u" + head + ": diagonal element " + std::to_string(i) + " must be positive");
+    }
+    if (!is_permutation(a.ef_order + h * d, a.head_dim)) return bad_argument(s, "ef_order" + head + " is not a permutation of the channels");
+  }
+  return {};
+}
+
 Status check_constants(const FakeQuantArgs& a) {
   const Scheme& s = a.scheme;
   const std::int64_t values = static_cast<std::int64_t>(a.n_heads) * a.head_dim;
@@ -39,15 +107,19 @@ Status check_constants(const FakeQuantArgs& a) {
     if (!a.mean) return bad_argument(s, "mean is missing; expected [n_heads, head_dim] floats");
     if (!all_finite(a.mean, values)) return bad_argument(s, "mean holds a value that is not finite");
   }
-  if (s.granularity == Granularity::kTensor || s.granularity == Granularity::kHead) {
-    const std::int64_t n = s.granularity == Granularity::kHead ? a.n_heads : 1;
-    if (!a.clip_hi) return bad_argument(s, "clip_hi is missing; expected " + std::to_string(n) + " absolute maxima");
-    for (std::int64_t i = 0; i < n; ++i) {
-      if (!f32_is_finite(a.clip_hi[i]) || a.clip_hi[i] < 0) {
-        return bad_argument(s, "clip_hi[" + std::to_string(i) + "] must be finite and not negative");
-      }
+  if (s.smooth) {
+    if (!a.smooth) return bad_argument(s, "smooth is missing; expected [n_heads, head_dim] factors");
+    for (std::int64_t i = 0; i < values; ++i) {
+      if (!f32_is_finite(a.smooth[i]) || !(a.smooth[i] > 0)) return bad_argument(s, "smooth[" + std::to_string(i) + "] must be finite and positive");
     }
   }
+  if (Status status = check_thresholds(a); !status.ok()) return status;
+  if (is_nuq(s.format)) {
+    const int size = 1 << code_bits(s.format);
+    if (!a.codebook) return bad_argument(s, "codebook is missing; expected " + std::to_string(size) + " entries");
+    if (!is_stored_codebook(a.codebook, size)) return bad_argument(s, "codebook must hold ascending finite entries, each a whole multiple of largest / 127");
+  }
+  if (Status status = check_feedback(a); !status.ok()) return status;
   if (a.block_order) {
     if (!is_llamacpp_block(s.format)) return bad_argument(s, "block_order is for the blocks of llama.cpp only");
     if (!is_permutation(a.block_order, a.head_dim)) {
@@ -59,10 +131,12 @@ Status check_constants(const FakeQuantArgs& a) {
 
 }  // namespace
 
-StaticScale static_scale(const FakeQuantJob& job, int head) {
-  if (!job.clip_hi) return {};
-  const float limit = job.clip_hi[job.scheme.granularity == Granularity::kHead ? head : 0];
-  return {fp8_static_scale(limit, detail::fp8_max(job.scheme.format)), limit};
+StaticGrids static_grids(const FakeQuantJob& job, int head) {
+  if (job.range_lo.empty()) return {};
+  const Granularity granularity = job.scheme.granularity;
+  const std::int64_t at = granularity == Granularity::kHead ? head
+                          : granularity == Granularity::kChannelStatic ? static_cast<std::int64_t>(head) * job.head_dim : 0;
+  return {&job.range_lo[at], &job.range_scale[at], &job.range_min[at], &job.range_max[at]};
 }
 
 Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
@@ -86,14 +160,17 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
 
   job->scheme = s;
   job->bits = code_bits(s.format);
-  job->group = s.granularity == Granularity::kToken && s.group == 0 ? a.head_dim : s.group;
+  job->group = is_fp4(s.format) ? fp4_block(s.format) : s.granularity == Granularity::kToken && s.group == 0 ? a.head_dim : s.group;
   job->n_heads = a.n_heads, job->head_dim = a.head_dim, job->n_tokens = a.n_tokens;
   job->x = a.x, job->out = a.out;
   job->round_input_to_bf16 = a.round_input_to_bf16;
   job->block_order = a.block_order;
   job->mean = s.center ? a.mean : nullptr;
-  const bool is_static = s.granularity == Granularity::kTensor || s.granularity == Granularity::kHead;
-  job->clip_hi = is_static ? a.clip_hi : nullptr;
+  job->smooth = s.smooth ? a.smooth : nullptr;
+  set_ranges(a, job);
+  if (is_lm(s.format)) job->codebook = lloyd_max_codebook(s.format);
+  if (is_nuq(s.format)) job->codebook = codebook_of_entries(a.codebook, 1 << code_bits(s.format));
+  if (s.ef) job->ef_u = a.ef_u, job->ef_order = a.ef_order;
   if (s.had) {
     job->had = is_llamacpp_block(s.format) ? llamacpp_hadamard_order(a.head_dim, a.is_key) : hadamard_order(a.head_dim);
     job->had_scale = hadamard_scale(job->had);
@@ -127,10 +204,10 @@ Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend,
   const auto body = [&](std::int64_t i) {
     const int head = static_cast<int>(i % job.n_heads);
     const std::int64_t begin = i / job.n_heads * piece, end = std::min(job.n_tokens, begin + piece);
-    const StaticScale scale = static_scale(job, head);
+    const StaticGrids grids = static_grids(job, head);
     std::vector<float> scratch(static_cast<std::size_t>(scratch_floats(job)));
     for (std::int64_t t = begin; t < end; t += run) {
-      backend.run(job, scale, head, t, static_cast<int>(std::min(run, end - t)), scratch.data(), &counts[static_cast<std::size_t>(i)]);
+      backend.run(job, grids, head, t, static_cast<int>(std::min(run, end - t)), scratch.data(), &counts[static_cast<std::size_t>(i)]);
     }
   };
   if (args.parallel_for && *args.parallel_for) {

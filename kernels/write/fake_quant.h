@@ -25,9 +25,12 @@ struct FakeQuantArgs {
 
   // Plan constants; which ones a scheme needs follows from its string. Missing ones: Code::kArgument naming it.
   const float* mean = nullptr;     ///< center: [H, D]
-  const float* clip_lo = nullptr;  ///< static thresholds: tensor [1], head [H], channel.static [H, D]; fp8: unused
-  const float* clip_hi = nullptr;  ///< the same; fp8 tensor/head: absmax to cover, scale = clip_hi / max of the format
-  const float* smooth = nullptr;   ///< smooth: [H, D]
+  const float* clip_lo = nullptr;  ///< static thresholds: tensor [1], head [H], channel.static [H, D]; fp8, nvfp4: unused
+  const float* clip_hi = nullptr;  ///< the same; fp8 and nvfp4 [1]: absmax to cover, scale = clip_hi / largest value of the format
+  const float* smooth = nullptr;   ///< smooth: [H, D], > 0
+  const float* codebook = nullptr; ///< nuq: [2^b] ascending, each an int8 level times one fp32 step (largest magnitude / 127)
+  const float* ef_u = nullptr;     ///< ef: [H, D(D+1)/2] upper triangle by rows, in the order of ef_order; diagonal > 0
+  const std::int32_t* ef_order = nullptr;  ///< ef: [H, D] channels in the order of feedback
 
   /// Optional parallel loop over independent pieces; result does not depend on it. Null = serial.
   const std::function<void(std::int64_t n, const std::function<void(std::int64_t)>&)>* parallel_for = nullptr;

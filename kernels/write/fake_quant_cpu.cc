@@ -4,9 +4,9 @@
 
 namespace kvrt {
 
-void fake_quant_run_baseline(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+void fake_quant_run_baseline(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
                          EncodeCounters* counters) {
-  fake_quant_run(job, scale, head, first, n, scratch, counters);
+  fake_quant_run(job, grids, head, first, n, scratch, counters);
 }
 
 }  // namespace kvrt

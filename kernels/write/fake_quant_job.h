@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/codec/codebook.h"
 #include "kernels/codec/hadamard.h"
 #include "kernels/write/fake_quant.h"
 
@@ -19,35 +20,42 @@ struct FakeQuantJob {
   bool round_input_to_bf16 = false;
   const std::int32_t* block_order = nullptr;
   const float* mean = nullptr;
-  const float* clip_hi = nullptr;
+  const float* smooth = nullptr;
+  Codebook codebook;                     ///< nuq, lm
+  const float* ef_u = nullptr;
+  const std::int32_t* ef_order = nullptr;
+  /// Static grids, one array a field of StaticRange: tensor and nvfp4 [1], head [H], channel.static [H, D]; else empty.
+  std::vector<float> range_lo, range_scale, range_min, range_max;
   HadamardOrder had;                     ///< size 0 without had
   float had_scale = 1.0f;
   std::uint64_t paley[kMaxPaley] = {};   ///< rows of the Paley factor, bit set = -1
   std::uint64_t paley_transposed[kMaxPaley] = {};
 };
 
-/// fp32 scale of a static unit's head, and the magnitude beyond which values are counted as saturated.
-struct StaticScale {
-  float scale = 1.0f, limit = 0.0f;
+/// The static grids of one head: arrays of 1 (tensor, head, nvfp4) or D (channel.static) values, null where there are none.
+struct StaticGrids {
+  const float *lo = nullptr, *scale = nullptr, *min = nullptr, *max = nullptr;
 };
-StaticScale static_scale(const FakeQuantJob& job, int head);
+StaticGrids static_grids(const FakeQuantJob& job, int head);
 
 /// Rows that one piece of work holds in scratch: N for channel groups, else a fixed number.
 constexpr int kTokenRows = 32;
 inline int rows_per_run(const FakeQuantJob& job) { return job.scheme.granularity == Granularity::kChannel ? job.group : kTokenRows; }
-/// Floats of scratch that a vector path needs: rows, then two arrays for the parameters of their groups.
+constexpr int kMaxLanes = 16;
+/// Floats of scratch that a vector path needs: rows, two arrays for the parameters of their groups, and with ef one vector of tokens:
+/// what is left of each channel, and its grid.
 inline std::int64_t scratch_floats(const FakeQuantJob& job) {
-  return 3 * static_cast<std::int64_t>(rows_per_run(job)) * job.head_dim + 64;
+  return (3 * static_cast<std::int64_t>(rows_per_run(job)) + (job.ef_u ? 3 * kMaxLanes : 0)) * job.head_dim + 64;
 }
 
 /// One vector path: fake-quantises tokens [first, first + n) of one head. n <= rows_per_run, equal to N for channel groups.
-using FakeQuantRun = void (*)(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+using FakeQuantRun = void (*)(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
                               EncodeCounters* counters);
-void fake_quant_run_baseline(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+void fake_quant_run_baseline(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
                              EncodeCounters* counters);
-void fake_quant_run_avx2(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+void fake_quant_run_avx2(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
                          EncodeCounters* counters);
-void fake_quant_run_avx512(const FakeQuantJob& job, const StaticScale& scale, int head, std::int64_t first, int n, float* scratch,
+void fake_quant_run_avx512(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
                            EncodeCounters* counters);
 
 struct FakeQuantBackend {

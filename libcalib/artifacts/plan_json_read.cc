@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/core/plan_constants.h"
 #include "libcalib/artifacts/plan_json.h"
 #include "libcalib/artifacts/plan_unit_fields.h"
 #include "libcalib/base/utf8.h"
@@ -101,20 +102,18 @@ void Reader::expect(const JsonValue& object, const char* key, const nlohmann::or
 }
 
 void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit) {
-  struct Slot {
-    const char* what;
-    std::vector<float>* values;
-  };
-  const Slot slots[] = {{"mean", &unit.params.mean}, {"smooth", &unit.params.smooth}, {"clip_lo", &unit.params.clip_lo}, {"clip_hi", &unit.params.clip_hi}};
   const std::string text = kvrt::to_string(unit.scheme);
-  for (const Slot& slot : slots) {
-    const std::vector<std::int64_t> shape = expected_shape(slot.what, unit.scheme, layer);
-    if (shape.empty()) {
-      if (v.has(slot.what)) v.at(slot.what).wrong(fmt::format("absent: {} has no `{}`", text, slot.what));
+  const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(unit.scheme, layer.n_kv_heads, layer.head_dim);
+  for (const auto& [key, target] : unit.params.arrays()) {
+    const std::string what(key);
+    const auto constant = std::find_if(needed.begin(), needed.end(), [&](const kvrt::PlanConstant& c) { return c.name == what; });
+    if (constant == needed.end()) {
+      if (v.has(what.c_str())) v.at(what.c_str()).wrong(fmt::format("absent: {} has no `{}`", text, what));
       continue;
     }
-    const JsonValue reference = v.at(slot.what), written = reference.at("shape");
-    const std::string name = reference.at("tensor").string(), expected_name = array_name(layer.index, side, slot.what);
+    const std::vector<std::int64_t> shape = expected_shape(what, unit.scheme, layer);
+    const JsonValue reference = v.at(what.c_str()), written = reference.at("shape");
+    const std::string name = reference.at("tensor").string(), expected_name = array_name(layer.index, side, what);
     if (name != expected_name) fail(ErrorKind::kFormat, where_, "{}/tensor is \"{}\", expected \"{}\"", reference.path(), to_valid_utf8(name), expected_name);
     std::vector<std::int64_t> stated;
     for (std::size_t i = 0; i < written.size(); ++i) stated.push_back(written.element(i).integer());
@@ -122,13 +121,15 @@ void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& lay
     const auto found = arrays_.find(name);
     if (found == arrays_.end()) fail(ErrorKind::kMismatch, where_, "{} names tensor {}, which the file beside the plan does not hold", reference.path(), name);
     const auto* values = std::get_if<std::vector<float>>(&found->second->values);
-    if (values == nullptr || found->second->shape != shape)
-      fail(ErrorKind::kMismatch, where_, "tensor {} is not fp32 [{}], as {} states", name, fmt::join(shape, ", "), reference.path());
-    *slot.values = *values;
+    const auto* integers = std::get_if<std::vector<std::int32_t>>(&found->second->values);
+    if ((constant->integer ? integers == nullptr : values == nullptr) || found->second->shape != shape)
+      fail(ErrorKind::kMismatch, where_, "tensor {} is not {} [{}], as {} states", name, constant->integer ? "int32" : "fp32", fmt::join(shape, ", "),
+           reference.path());
+    if (constant->integer) target->assign(integers->begin(), integers->end());
+    else *target = *values;
     ++n_arrays_used_;
-    if (std::string_view(slot.what) != "mean")
-      for (const float x : *values)
-        if (std::string_view(slot.what) != "clip_lo" && !(x > 0)) fail(ErrorKind::kFormat, where_, "tensor {} holds {}, expected only numbers > 0", name, x);
+    for (const float x : *target)
+      if (constant->positive && !(x > 0)) fail(ErrorKind::kFormat, where_, "tensor {} holds {}, expected only numbers > 0", name, x);
   }
   const double scale = static_scale(unit);
   if (scale > 0) {
@@ -209,7 +210,7 @@ void Reader::read_layers() {
     keep_unknown(v.path() + "/k", {"scheme", "bits", "group", "frame", "rotation", "chan_perm", "block_order", "params", "why"}, kept + "/k");
     keep_unknown(v.path() + "/v", {"scheme", "bits", "group", "rotation", "chan_perm", "params", "why"}, kept + "/v");
     for (const char* side : {"/k", "/v"})
-      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "scale"}, kept + side + "/params");
+      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "codebook", "ef_u", "ef_order", "scale"}, kept + side + "/params");
   }
 }
 

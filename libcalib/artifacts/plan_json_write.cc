@@ -134,8 +134,10 @@ std::vector<io::NamedArray> plan_arrays(const plan::Plan& plan) {
   std::vector<io::NamedArray> arrays;
   for (std::size_t l = 0; l < plan.layers.size(); ++l)
     for (const Side side : {Side::kK, Side::kV})
-      for (const UnitArray& array : unit_arrays(plan.layers[l].unit(side), side, plan.model.layers[l]))
-        arrays.push_back({array.name, array.shape, *array.values});
+      for (const UnitArray& array : unit_arrays(plan.layers[l].unit(side), side, plan.model.layers[l])) {
+        if (array.integer) arrays.push_back({array.name, array.shape, std::vector<std::int32_t>(array.values->begin(), array.values->end())});
+        else arrays.push_back({array.name, array.shape, *array.values});
+      }
   return arrays;
 }
 

@@ -1,9 +1,12 @@
 #include "libcalib/artifacts/plan_unit_fields.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "kernels/codec/hadamard_order.h"
+#include "kernels/core/plan_constants.h"
 #include "libcalib/io/provenance.h"
 
 namespace calib::artifacts {
@@ -15,27 +18,22 @@ std::string array_name(int layer, Side side, const std::string& what) {
 }
 
 std::vector<std::int64_t> expected_shape(const std::string& what, const kvrt::Scheme& scheme, const LayerGeometry& layer) {
-  const std::int64_t heads = layer.n_kv_heads, width = layer.head_dim;
-  if (what == "mean") return scheme.center ? std::vector<std::int64_t>{heads, width} : std::vector<std::int64_t>{};
-  if (what == "smooth") return scheme.smooth ? std::vector<std::int64_t>{heads, width} : std::vector<std::int64_t>{};
-  const bool fp8 = scheme.format == kvrt::Format::kFp8E4m3 || scheme.format == kvrt::Format::kFp8E5m2;
-  if (what == "clip_hi" || (what == "clip_lo" && !fp8)) {
-    if (scheme.granularity == kvrt::Granularity::kTensor) return {1};
-    if (scheme.granularity == kvrt::Granularity::kHead) return {heads};
-    if (scheme.granularity == kvrt::Granularity::kChannelStatic) return {heads, width};
+  for (const kvrt::PlanConstant& c : kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim)) {
+    if (c.name != what) continue;
+    return c.shape[1] ? std::vector<std::int64_t>{c.shape[0], c.shape[1]} : std::vector<std::int64_t>{c.shape[0]};
   }
   return {};
 }
 
 std::vector<UnitArray> unit_arrays(const plan::UnitPlan& unit, Side side, const LayerGeometry& layer) {
   std::vector<UnitArray> arrays;
-  const auto add = [&](const char* what, const std::vector<float>& values) {
-    if (!values.empty()) arrays.push_back({what, array_name(layer.index, side, what), expected_shape(what, unit.scheme, layer), &values});
-  };
-  add("mean", unit.params.mean);
-  add("smooth", unit.params.smooth);
-  add("clip_lo", unit.params.clip_lo);
-  add("clip_hi", unit.params.clip_hi);
+  const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(unit.scheme, layer.n_kv_heads, layer.head_dim);
+  for (const auto& [name, values] : unit.params.arrays()) {
+    if (values->empty()) continue;
+    const std::string what(name);
+    const bool integer = std::any_of(needed.begin(), needed.end(), [&](const kvrt::PlanConstant& c) { return c.name == what && c.integer; });
+    arrays.push_back({what, array_name(layer.index, side, what), expected_shape(what, unit.scheme, layer), values, integer});
+  }
   return arrays;
 }
 

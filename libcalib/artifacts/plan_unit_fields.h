@@ -16,9 +16,10 @@ struct UnitArray {
   std::string what, name;  ///< mean; layers.3.k.mean
   std::vector<std::int64_t> shape;
   const std::vector<float>* values = nullptr;
+  bool integer = false;  ///< int32 in the file
 };
 
-/// The arrays that the unit holds, in the order mean, smooth, clip_lo, clip_hi.
+/// The arrays that the unit holds, in the order of SchemeParams.
 std::vector<UnitArray> unit_arrays(const plan::UnitPlan& unit, Side side, const LayerGeometry& layer);
 
 /// Shape that the scheme asks of an array; empty if it needs none.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/core/plan_constants.h"
+
 namespace calib::plan {
 
 kvrt::LayerLayout make_layout(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
@@ -46,11 +48,8 @@ std::int64_t cache_elements(const std::vector<LayerGeometry>& layers, const Acco
 }
 
 std::int64_t constants_bytes(const kvrt::Scheme& scheme, const LayerGeometry& layer) {
-  const std::int64_t heads = layer.n_kv_heads, per_channel = heads * layer.head_dim;
-  std::int64_t values = scheme.center ? per_channel : 0;
-  if (scheme.smooth) values += per_channel;
-  if (scheme.granularity == kvrt::Granularity::kTensor) values += 1;
-  if (scheme.granularity == kvrt::Granularity::kHead) values += heads;
+  std::int64_t values = 0;
+  for (const kvrt::PlanConstant& c : kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim)) values += c.count();
   return values * static_cast<std::int64_t>(sizeof(float));
 }
 

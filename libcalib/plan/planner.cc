@@ -33,10 +33,7 @@ quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGe
          "the scheme needs constants, and sens.h5 has none under /params/{}; run kvsens again", key);
   quant::SchemeParams params;
   for (const sens::FittedArray& array : found->second) {
-    if (array.what == "mean") params.mean = array.values;
-    else if (array.what == "clip_lo") params.clip_lo = array.values;
-    else if (array.what == "clip_hi") params.clip_hi = array.values;
-    else if (array.what == "smooth") params.smooth = array.values;
+    if (std::vector<float>* const values = params.find(array.what)) *values = array.values;
     else fail(ErrorKind::kUnsupported, key, "array `{}` belongs to a scheme part that this build does not plan", array.what);
   }
   return params;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "kernels/core/plan_constants.h"
 #include "libcalib/base/error.h"
 #include "libcalib/plan/cost_model.h"
 
@@ -24,13 +25,7 @@ void check_unit(const UnitPlan& unit, Side side, const LayerGeometry& layer, std
   const std::string name = fmt::format("layer {} {}: {}", layer.index, side_name(side), kvrt::to_string(unit.scheme));
   if (const std::string shape = kvrt::check_shape(unit.scheme, layer.head_dim, side == Side::kK); !shape.empty())
     problems.push_back(fmt::format("{}: {}", name, shape));
-  const std::size_t heads = static_cast<std::size_t>(layer.n_kv_heads), full = heads * static_cast<std::size_t>(layer.head_dim);
-  const bool fp8 = unit.scheme.format == kvrt::Format::kFp8E4m3 || unit.scheme.format == kvrt::Format::kFp8E5m2;
-  std::size_t thresholds = 0;
-  if (unit.scheme.granularity == kvrt::Granularity::kTensor) thresholds = 1;
-  if (unit.scheme.granularity == kvrt::Granularity::kHead) thresholds = heads;
-  if (unit.scheme.granularity == kvrt::Granularity::kChannelStatic) thresholds = full;
-  const auto check = [&](const char* what, const std::vector<float>& values, std::size_t expected, bool positive) {
+  const auto check = [&](std::string_view what, const std::vector<float>& values, std::size_t expected, bool positive) {
     if (values.size() != expected) problems.push_back(fmt::format("{}: {} holds {} values, expected {}", name, what, values.size(), expected));
     for (const float v : values)
       if (!std::isfinite(v) || (positive && !(v > 0))) {
@@ -38,10 +33,12 @@ void check_unit(const UnitPlan& unit, Side side, const LayerGeometry& layer, std
         break;
       }
   };
-  check("mean", unit.params.mean, unit.scheme.center ? full : 0, false);
-  check("smooth", unit.params.smooth, unit.scheme.smooth ? full : 0, true);
-  check("clip_hi", unit.params.clip_hi, thresholds, fp8);
-  check("clip_lo", unit.params.clip_lo, fp8 ? 0 : thresholds, false);
+  const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(unit.scheme, layer.n_kv_heads, layer.head_dim);
+  for (const auto& [what, values] : unit.params.arrays()) {
+    const auto constant = std::find_if(needed.begin(), needed.end(), [what = what](const kvrt::PlanConstant& c) { return c.name == what; });
+    if (constant == needed.end()) check(what, *values, 0, false);
+    else check(what, *values, static_cast<std::size_t>(constant->count()), constant->positive);
+  }
 }
 
 bool close(double a, double b) { return std::fabs(a - b) <= 1e-9 * std::max({1.0, std::fabs(a), std::fabs(b)}); }
@@ -73,7 +70,7 @@ std::vector<std::string> verify_plan(const Plan& plan) {
     const std::int64_t counted = layer_bytes(geometry, layer.k.scheme, layer.v.scheme, plan.window_of(layer), accounting);
     if (static_cast<double>(counted) < floor - 1) problems.push_back(fmt::format("layer {}: {} bytes are fewer than its tokens need ({:.0f})", geometry.index, counted, floor));
     for (const UnitPlan* unit : {&layer.k, &layer.v})
-      constants += 4 * static_cast<std::int64_t>(unit->params.mean.size() + unit->params.smooth.size() + unit->params.clip_hi.size() + unit->params.clip_lo.size());
+      for (const auto& array : unit->params.arrays()) constants += 4 * static_cast<std::int64_t>(array.second->size());
     const std::int64_t tokens = geometry.sliding_window > 0 ? std::min(geometry.sliding_window, accounting.context_tokens) : accounting.context_tokens;
     elements += 2 * accounting.batch * tokens * geometry.n_kv_heads * geometry.head_dim;
   }

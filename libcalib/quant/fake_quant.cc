@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/codec/half.h"
+#include "kernels/core/plan_constants.h"
 #include "kernels/write/fake_quant.h"
 #include "libcalib/base/error.h"
 
@@ -21,18 +22,11 @@ const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr :
 
 /// kvrt trusts its pointers; the sizes are checked here.
 void check_sizes(const SchemeParams& params, const kvrt::Scheme& scheme, const LayerGeometry& layer, const std::string& where) {
-  const std::size_t heads = static_cast<std::size_t>(layer.n_kv_heads), full = heads * static_cast<std::size_t>(layer.head_dim);
-  std::size_t thresholds = full;
-  if (scheme.granularity == kvrt::Granularity::kTensor) thresholds = 1;
-  if (scheme.granularity == kvrt::Granularity::kHead) thresholds = heads;
-  const auto check = [&](const char* what, const std::vector<float>& v, std::size_t expected) {
-    if (!v.empty() && v.size() != expected)
-      fail(ErrorKind::kInternal, where, "`{}` holds {} values, expected {}", what, v.size(), expected);
-  };
-  check("mean", params.mean, full);
-  check("smooth", params.smooth, full);
-  check("clip_lo", params.clip_lo, thresholds);
-  check("clip_hi", params.clip_hi, thresholds);
+  const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim);
+  for (const auto& [name, values] : params.arrays())
+    for (const kvrt::PlanConstant& constant : needed)
+      if (constant.name == name && values->size() != static_cast<std::size_t>(constant.count()))
+        fail(ErrorKind::kInternal, where, "`{}` holds {} values, expected {}", name, values->size(), constant.count());
 }
 
 }  // namespace
@@ -69,6 +63,10 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
   args.clip_lo = or_null(params.clip_lo);
   args.clip_hi = or_null(params.clip_hi);
   args.smooth = or_null(params.smooth);
+  args.codebook = or_null(params.codebook);
+  const std::vector<std::int32_t> ef_order(params.ef_order.begin(), params.ef_order.end());
+  args.ef_u = or_null(params.ef_u);
+  args.ef_order = ef_order.empty() ? nullptr : ef_order.data();
   args.parallel_for = &parallel;
   kvrt::FakeQuantCounters counters;
   const kvrt::Status status = kvrt::fake_quant(args, &counters);

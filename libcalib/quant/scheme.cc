@@ -84,8 +84,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
   }
 }
 
-/// Parts that exist for keys only (FORMATS.md 2).
-bool keys_only(const kvrt::Scheme& scheme) { return scheme.pre || scheme.smooth || scheme.pair; }
+/// Parts for keys only: by the grammar, or (`ef`) because only keys have the statistics.
+bool keys_only(const kvrt::Scheme& scheme) { return scheme.pre || scheme.smooth || scheme.pair || scheme.ef; }
 
 void append_unique(std::vector<std::string>& list, const std::string& item) {
   if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
@@ -118,6 +118,15 @@ kvrt::Scheme parse_scheme(const std::string& text) {
   return scheme;
 }
 
+std::string missing_part(const kvrt::Scheme& scheme, Side side) {
+  if (std::string missing = kvrt::check_implemented(scheme); !missing.empty()) return missing;
+  if (scheme.format == kvrt::Format::kNuq4 || scheme.format == kvrt::Format::kNuq3 || scheme.format == kvrt::Format::kNuq2)
+    return fmt::format("the codebook of nuq{} is not fitted by this version; lm{} has one that needs no calibration", kvrt::code_bits(scheme.format),
+                       kvrt::code_bits(scheme.format));
+  if (scheme.ef && side == Side::kV) return "'ef' on values needs the moment of the output projection, which the statistics do not hold; it is offered on keys";
+  return "";
+}
+
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side) {
   const std::string text = kvrt::to_string(scheme);
   const std::string where = fmt::format("layer {} {} {}", layer.index, side_name(side), text);
@@ -125,8 +134,7 @@ void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side s
     fail(ErrorKind::kUsage, where, "{}", shape);
   if (scheme.pre && (layer.rope_style == RopeStyle::kNone || layer.rotary_dim == 0))
     fail(ErrorKind::kUsage, where, "`pre` needs RoPE, and this layer has none; leave it out (the one frame is post)");
-  if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty())
-    fail(ErrorKind::kUnsupported, where, "{}", missing);
+  if (const std::string missing = missing_part(scheme, side); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
 }
 
 const std::vector<Preset>& presets() {
@@ -157,8 +165,10 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
 }
 
 std::string missing_part(const Preset& preset) {
-  for (const std::string& text : {preset.k, preset.v})
-    if (const std::string reason = kvrt::check_implemented(parse_scheme(text)); !reason.empty()) return fmt::format("{}: {}", text, reason);
+  for (const Side side : {Side::kK, Side::kV}) {
+    const std::string& text = side == Side::kK ? preset.k : preset.v;
+    if (const std::string reason = missing_part(parse_scheme(text), side); !reason.empty()) return fmt::format("{}: {}", text, reason);
+  }
   return "";
 }
 

@@ -156,7 +156,7 @@ TEST_F(Kvplan, UniformPresetsAndPairs) {
   EXPECT_EQ(memory.exit_code, 0) << memory.err;
   EXPECT_EQ(json::parse(memory.out)["contexts"][1]["effective_bits"], 8.0);
   expect_refusal("--uniform kivi5 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"kivi5", "kivi4"}, "no.json");
-  expect_refusal("--uniform turboquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"lm4"}, "no.json");
+  expect_refusal("--uniform kvquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"nuq4"}, "no.json");
   expect_refusal("--uniform kivi4 --window 0 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"kivi4"}, "no.json");
   expect_refusal("--uniform kivi4 -o " + file("no.json"), 2, {"--stats"}, "no.json");
   expect_refusal("--uniform int4.token.g48:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"token.g48", "head_dim 64"}, "no.json");

@@ -147,9 +147,9 @@ TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
 }
 
 TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
-  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform turboquant4 -o " + file("no.json"));
+  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
   EXPECT_EQ(o.exit_code, 7) << o.text;
-  for (const char* part : {"turboquant4", "lm4.token.g.had", "kvplan list presets"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+  for (const char* part : {"kvquant4", "nuq4.channel.static.pre", "kvplan list presets"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
 }
 
 TEST_F(Kvsens, DryRunWritesNothing) {

@@ -19,7 +19,18 @@ const char* const kSchemes[] = {
     "int4.channel.g32.pre.center", "int3.channel.g32.center.had", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.head.center.had",
     "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e4m3.token.g.had", "fp8e5m2.tensor", "fp8e5m2.token.g32",
     "fp8e5m2.head.pre", "sint8.token.g", "sint4.token.g32", "sint4.token.g40.center", "sint8.token.g.had", "q8_0", "q4_0", "q4_1", "q5_0",
-    "q5_1", "q8_0.had", "q4_0.had", "q5_1.had"};
+    "q5_1", "q8_0.had", "q4_0.had", "q5_1.had",
+    "int8.tensor", "int4.head", "int3.tensor.center", "int8.channel.static.pre", "int4.channel.static", "int2.channel.static.pre.center",
+    "sint8.head", "sint4.tensor", "sint4.token.g.smooth", "int4.token.g128.smooth", "int4.token.g.pre.center.smooth",
+    "int4.token.g32.smooth.had", "int4.channel.g32.smooth", "fp8e4m3.head.smooth", "fp8e4m3.tensor.center.smooth.had", "lm4.token.g",
+    "lm3.token.g", "lm2.token.g", "lm4.token.g.had", "lm3.token.g.had", "lm2.token.g.had", "lm4.token.g32.had", "lm3.token.g40",
+    "lm2.token.g16", "lm4.token.g.center.had", "lm3.token.g.pre.center", "lm4.token.g64.smooth.had", "iq4_nl", "nvfp4", "mxfp4", "nvfp4.had",
+    "mxfp4.had", "iq4_nl.had",
+    "nuq4.token.g", "nuq3.token.g", "nuq2.token.g", "nuq4.channel.static.pre", "nuq2.channel.static.pre.center", "nuq3.token.g.center.smooth",
+    "int4.token.g.ef", "int3.token.g32.ef", "int2.token.g32.ef", "int4.channel.g32.ef", "int4.channel.g64.pre.ef", "int3.channel.g64.pre.center.ef",
+    "int2.channel.g128.ef", "int4.channel.static.pre.ef", "int3.head.ef", "sint4.token.g.ef", "sint4.tensor.ef", "nuq4.token.g.ef",
+    "nuq3.channel.static.pre.ef", "lm4.token.g.ef", "lm3.token.g.had.ef", "lm2.token.g32.had.ef", "lm3.token.g.pre.ef", "int4.token.g.center.had.ef",
+    "int4.token.g32.smooth.ef"};
 
 /// Data that reach every branch: normal, one-sided, tiny, huge, constant rows, zeros, ties, values that are not finite.
 void fill_mixed(Call* call, std::uint64_t seed) {
@@ -140,20 +151,35 @@ TEST(FakeQuant, TheForcedBackendIsTakenAndAnUnknownOneRefused) {
 TEST(FakeQuant, BadCallsAreRefusedByName) {
   struct Case { const char *scheme, *part; Code code; void (*spoil)(FakeQuantArgs*); };
   static const std::int32_t twice[64] = {};
-  static const float bad[64] = {NAN};
+  static const float bad[64] = {NAN}, twice_as_float[64] = {}, no_diagonal[64 * 65 / 2] = {};
+  static const float off_grid[16] = {-1, -0.9f, -0.8f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f, 0, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 1};
   const Case cases[] = {
       {"int4.channel.g64", "n_tokens", Code::kArgument, [](FakeQuantArgs* a) { a->n_tokens = 65; }},
       {"int4.token.g32.center", "mean", Code::kArgument, [](FakeQuantArgs* a) { a->mean = nullptr; }},
       {"int4.token.g32.center", "finite", Code::kArgument, [](FakeQuantArgs* a) { a->mean = bad; }},
       {"fp8e4m3.head", "clip_hi", Code::kArgument, [](FakeQuantArgs* a) { a->clip_hi = nullptr; }},
       {"fp8e4m3.tensor", "clip_hi[0]", Code::kArgument, [](FakeQuantArgs* a) { a->clip_hi = bad; }},
+      {"nvfp4", "clip_hi", Code::kArgument, [](FakeQuantArgs* a) { a->clip_hi = nullptr; }},
+      {"int8.channel.static", "clip_lo is missing; expected 64", Code::kArgument, [](FakeQuantArgs* a) { a->clip_lo = nullptr; }},
+      {"int4.head", "clip_hi is missing; expected 1", Code::kArgument, [](FakeQuantArgs* a) { a->clip_hi = nullptr; }},
+      {"int8.channel.static", "clip_lo[0]", Code::kArgument, [](FakeQuantArgs* a) { a->clip_lo = bad; }},
+      {"sint8.tensor", "in order", Code::kArgument, [](FakeQuantArgs* a) { std::swap(a->clip_lo, a->clip_hi); }},
+      {"nuq4.token.g", "codebook is missing", Code::kArgument, [](FakeQuantArgs* a) { a->codebook = nullptr; }},
+      {"nuq4.token.g", "multiple", Code::kArgument, [](FakeQuantArgs* a) { a->codebook = off_grid; }},
+      {"nuq4.token.g", "ascending", Code::kArgument, [](FakeQuantArgs* a) { a->codebook = bad; }},
+      {"int4.token.g.ef", "ef_u is missing", Code::kArgument, [](FakeQuantArgs* a) { a->ef_u = nullptr; }},
+      {"int4.token.g.ef", "ef_order is missing", Code::kArgument, [](FakeQuantArgs* a) { a->ef_order = nullptr; }},
+      {"int4.token.g.ef", "ef_order of head 0", Code::kArgument, [](FakeQuantArgs* a) { a->ef_order = twice; }},
+      {"int4.token.g.ef", "diagonal element 0", Code::kArgument, [](FakeQuantArgs* a) { a->ef_u = no_diagonal; }},
+      {"int4.token.g32.smooth", "smooth is missing", Code::kArgument, [](FakeQuantArgs* a) { a->smooth = nullptr; }},
+      {"int4.token.g32.smooth", "smooth[0]", Code::kArgument, [](FakeQuantArgs* a) { a->smooth = twice_as_float; }},
       {"int4.token.g32", "x or out", Code::kArgument, [](FakeQuantArgs* a) { a->out = nullptr; }},
       {"int4.token.g32", "stride", Code::kArgument, [](FakeQuantArgs* a) { a->x_token_stride = 1; }},
       {"int4.token.g32", "token.g32", Code::kArgument, [](FakeQuantArgs* a) { a->head_dim = 40; }},
       {"int4.token.g32.pre", "'pre'", Code::kArgument, [](FakeQuantArgs* a) { a->is_key = false; }},
       {"int4.token.g32", "block_order", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
       {"q4_0", "permutation", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
-      {"lm4.token.g", "'lm4'", Code::kUnsupported, [](FakeQuantArgs*) {}},
+      {"int4.token.g.lowrank8", "'lowrank8'", Code::kUnsupported, [](FakeQuantArgs*) {}},
       {"int4.token.g32.clip", "'clip'", Code::kUnsupported, [](FakeQuantArgs*) {}}};
   for (const Case& c : cases) {
     Call call(c.scheme, 64, 1, 64);

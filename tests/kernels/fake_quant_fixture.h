@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/codec/static_range.h"
 #include "kernels/write/fake_quant_job.h"
 #include "libcalib/base/rng.h"
 
@@ -24,16 +25,42 @@ struct Call {
   Scheme scheme;
   int n_heads, head_dim;
   std::int64_t n_tokens;
-  std::vector<float> x, mean, clip_hi;
-  std::vector<std::int32_t> block_order;
+  std::vector<float> x, mean, smooth, clip_lo, clip_hi, codebook, ef_u;
+  std::vector<std::int32_t> block_order, ef_order;
   bool is_key = true, bf16 = false;
 
   Call(const std::string& text, std::int64_t tokens, int heads, int dim)
       : scheme(parse(text)), n_heads(heads), head_dim(dim), n_tokens(tokens),
         x(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(heads * dim), 0.0f) {
     if (scheme.center) mean.assign(static_cast<std::size_t>(heads * dim), 0.25f);
-    if (scheme.granularity == Granularity::kTensor) clip_hi.assign(1, 3.0f);
-    if (scheme.granularity == Granularity::kHead) clip_hi.assign(static_cast<std::size_t>(heads), 2.5f);
+    if (scheme.granularity == Granularity::kTensor || scheme.format == Format::kNvfp4) set_thresholds(1, 3.0f);
+    if (scheme.granularity == Granularity::kHead) set_thresholds(static_cast<std::size_t>(heads), 2.5f);
+    if (scheme.granularity == Granularity::kChannelStatic) set_thresholds(static_cast<std::size_t>(heads * dim), 2.0f);
+    if (is_nuq(scheme.format)) {
+      const int size = 1 << code_bits(scheme.format), reach = size - 1;
+      for (int i = 0; i < size; ++i) codebook.push_back(std::round(127.0f * static_cast<float>((2 * i - reach) * std::abs(2 * i - reach)) / static_cast<float>(reach * reach)) * (0.93f / 127.0f));
+    }
+    if (scheme.ef) set_feedback();
+    for (int i = 0; scheme.smooth && i < heads * dim; ++i) smooth.push_back(0.5f + 0.03f * static_cast<float>(i % dim % (dim / 2)));
+  }
+
+  /// An upper triangle with correlations that fade, and channels walked backwards.
+  void set_feedback() {
+    for (int h = 0; h < n_heads; ++h) {
+      for (int i = 0; i < head_dim; ++i) {
+        ef_order.push_back((head_dim - 1 - i + h) % head_dim);
+        for (int j = i; j < head_dim; ++j) ef_u.push_back(j == i ? 1.0f + 0.01f * static_cast<float>(i) : 0.3f * std::cos(static_cast<float>(3 * i + j)) / static_cast<float>(1 + j - i));
+      }
+    }
+  }
+  void set_thresholds(std::size_t n, float first) {
+    for (std::size_t i = 0; i < n; ++i) clip_hi.push_back(first + 0.01f * static_cast<float>(i)), clip_lo.push_back(0.25f - clip_hi.back());
+  }
+  /// What an encoder of head 0 is given.
+  std::vector<StaticRange> ranges() const {
+    std::vector<StaticRange> list;
+    for (std::size_t i = 0; i < clip_hi.size(); ++i) list.push_back(static_range(scheme.format, clip_lo[i], clip_hi[i]));
+    return list;
   }
 
   void fill_normal(std::uint64_t seed, double scale = 1, double offset = 0) {
@@ -49,6 +76,11 @@ struct Call {
     a.x = x.data(), a.out = out;
     a.round_input_to_bf16 = bf16;
     a.mean = mean.empty() ? nullptr : mean.data();
+    a.codebook = codebook.empty() ? nullptr : codebook.data();
+    a.ef_u = ef_u.empty() ? nullptr : ef_u.data();
+    a.ef_order = ef_order.empty() ? nullptr : ef_order.data();
+    a.smooth = smooth.empty() ? nullptr : smooth.data();
+    a.clip_lo = clip_lo.empty() ? nullptr : clip_lo.data();
     a.clip_hi = clip_hi.empty() ? nullptr : clip_hi.data();
     a.block_order = block_order.empty() ? nullptr : block_order.data();
     return a;

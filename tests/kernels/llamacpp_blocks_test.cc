@@ -1,5 +1,6 @@
 #include "kernels/codec/llamacpp_blocks.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -11,15 +12,21 @@
 namespace kvrt {
 namespace {
 
+std::string golden(const char* name) {
+  std::ifstream in(std::string(CALIB_SOURCE_DIR) + "/tests/golden/" + name, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
 constexpr Format kFormats[] = {Format::kQ8_0, Format::kQ4_0, Format::kQ4_1, Format::kQ5_0, Format::kQ5_1};
+constexpr Format kAllBlocks[] = {Format::kQ8_0, Format::kQ4_0, Format::kQ4_1, Format::kQ5_0, Format::kQ5_1, Format::kIq4Nl};
 
 TEST(LlamaCppBlocks, BytesAreThoseOfTheReferenceQuantisers) {
   constexpr std::size_t kRecord = 32 * 4 + kQ8_0Bytes + kQ4_0Bytes + kQ4_1Bytes + kQ5_0Bytes + kQ5_1Bytes;
-  std::ifstream in(std::string(CALIB_SOURCE_DIR) + "/tests/golden/llamacpp_blocks.bin", std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  const std::string bytes = text.str();
-  ASSERT_EQ(bytes.size(), 192 * kRecord);  // made by scripts/make_llamacpp_block_golden.py
+  const std::string bytes = golden("llamacpp_blocks.bin"), iq4_nl = golden("llamacpp_iq4_nl.bin");
+  ASSERT_EQ(bytes.size(), 192 * kRecord);
+  ASSERT_EQ(iq4_nl.size(), 192u * kIq4NlBytes);  // both made by scripts/make_llamacpp_block_golden.py
   for (std::size_t i = 0; i < bytes.size() / kRecord; ++i) {
     float x[32];
     std::memcpy(x, &bytes[i * kRecord], sizeof x);
@@ -33,6 +40,11 @@ TEST(LlamaCppBlocks, BytesAreThoseOfTheReferenceQuantisers) {
       EXPECT_EQ(counters.saturated, 0);
       at += n;
     }
+    std::uint8_t block[kIq4NlBytes];
+    EncodeCounters counters;
+    encode_llama_block(Format::kIq4Nl, x, block, &counters);
+    const bool is_zero = std::all_of(x, x + 32, [](float v) { return std::abs(v) < 1e-15f; });  // the reference leaves the codes of such a block unset
+    ASSERT_EQ(std::memcmp(block, &iq4_nl[i * kIq4NlBytes], is_zero ? 2 : kIq4NlBytes), 0) << "iq4_nl block " << i;
   }
 }
 
@@ -59,11 +71,35 @@ TEST(LlamaCppBlocks, EveryCodeDecodes) {
     block[8 + 3] = static_cast<std::uint8_t>((code & 15) << 4);
     EXPECT_EQ(value(Format::kQ5_1, 19), 0.5f * static_cast<float>(code) - 3.0f);
   }
+  store_le16(block, f32_to_f16_rne(0.5f));
+  for (int code = 0; code < 16; ++code) {
+    block[2 + 3] = static_cast<std::uint8_t>(code | (15 - code) << 4);
+    EXPECT_EQ(value(Format::kIq4Nl, 3), 0.5f * Iq4NlLevels{}.level[code]);
+    EXPECT_EQ(value(Format::kIq4Nl, 19), 0.5f * Iq4NlLevels{}.level[15 - code]);
+  }
   for (int code = 0; code < 32; ++code) {
     store_le32(block + 2, static_cast<std::uint32_t>(code >> 4) << 19);
     block[6 + 3] = static_cast<std::uint8_t>((code & 15) << 4);
     EXPECT_EQ(value(Format::kQ5_0, 19), 0.5f * static_cast<float>(code - 16));
   }
+}
+
+// The reference searches by bisection and compares distances; midpoints give the same for every fp32 value near them.
+TEST(LlamaCppBlocks, NearestLevelOfIq4NlIsThatOfTheSearch) {
+  const Iq4NlLevels table;
+  const auto search = [&](float y) {
+    if (y <= table.level[0]) return 0;
+    if (y >= table.level[15]) return 15;
+    int upper = 1;
+    while (y >= table.level[upper]) ++upper;
+    return y - table.level[upper - 1] < table.level[upper] - y ? upper - 1 : upper;
+  };
+  for (int i = 0; i < 15; ++i) {
+    float y = (table.level[i] + table.level[i + 1]) / 2;
+    for (int k = 0; k < 8; ++k) y = std::nextafter(y, -200.0f);
+    for (int k = 0; k < 16; ++k, y = std::nextafter(y, 200.0f)) ASSERT_EQ(detail::nearest_iq4_nl(y), search(y)) << y;
+  }
+  for (float y = -140; y < 140; y += 0.015625f) ASSERT_EQ(detail::nearest_iq4_nl(y), search(y)) << y;
 }
 
 TEST(LlamaCppBlocks, TheElementOfLargestMagnitudeTakesCodeMinusEight) {
@@ -76,7 +112,7 @@ TEST(LlamaCppBlocks, TheElementOfLargestMagnitudeTakesCodeMinusEight) {
 }
 
 TEST(LlamaCppBlocks, HugeAndTinyBlocksStayFinite) {
-  for (const Format format : kFormats) {
+  for (const Format format : kAllBlocks) {
     for (const float scale : {3e38f, 1e9f, 1e-38f, 1e-45f}) {
       float x[32] = {};
       x[0] = scale, x[1] = -scale;

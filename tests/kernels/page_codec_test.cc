@@ -15,6 +15,7 @@ using testing::parse;
 struct Page {
   PageCodec codec;
   BlockLayout layout;
+  std::vector<StaticRange> ranges;
   std::vector<std::uint8_t> block;  ///< one head block, 0xFF where nothing was written
 };
 Page make_page(const std::string& text, int d) {
@@ -25,6 +26,13 @@ Page make_page(const std::string& text, int d) {
   Page p;
   p.layout = block_layout(l, CacheSide::kV);
   p.codec = make_page_codec(l.k, code_bits(l.k.format), d, p.layout.page_tokens);
+  if (is_nuq(l.k.format)) {
+    const float entries[] = {-1, -64 / 127.0f, -32 / 127.0f, 0, 8 / 127.0f, 16 / 127.0f, 64 / 127.0f, 1};
+    p.codec.codebook = codebook_of_entries(entries, p.codec.bits == 2 ? 4 : 8);
+  }
+  p.ranges.assign(static_cast<std::size_t>(d), static_range(l.k.format, -4.0f, 4.0f));
+  p.codec.range = p.ranges[0];
+  p.codec.channel_ranges = p.ranges.data();
   p.block.assign(static_cast<std::size_t>(p.layout.block), 0xFF);
   return p;
 }
@@ -45,13 +53,16 @@ std::vector<float> read_page(const Page& p) {
 const char* const kSchemes[] = {"bf16", "fp16", "int8.token.g", "int4.token.g", "int4.token.g32", "int3.token.g", "int3.token.g32", "int2.token.g32",
                                 "int8.channel.g64", "int4.channel.g32", "int3.channel.g32", "int3.channel.g128", "int2.channel.g64",
                                 "fp8e4m3.tensor", "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e5m2.token.g", "sint8.token.g32",
-                                "sint4.token.g", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"};
+                                "sint4.token.g", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "lm4.token.g", "lm3.token.g", "lm2.token.g", "lm3.token.g32", "int8.channel.static",
+                                "int4.tensor", "int3.head", "int2.channel.static", "int3.channel.static", "sint8.tensor", "sint4.head", "fp8e5m2.head",
+                                "iq4_nl", "nvfp4", "mxfp4", "nuq4.token.g", "nuq3.token.g", "nuq2.channel.static", "nuq3.channel.static",
+                                "int4.channel.g32.ef", "lm3.token.g.ef", "int3.token.g32.ef", "nuq4.token.g.ef"};
 
 // PL-03: the byte formula against really packed buffers, for even and padded widths: parts start where the formula says, every byte of
 // them is written, and nothing behind.
 TEST(PageCodec, PackedBuffersHaveTheSizesOfTheByteFormula) {
   for (const char* text : kSchemes) {
-    for (const int d : {64, 72, 80, 96, 100, 128, 256}) {
+    for (const int d : {64, 72, 80, 96, 100, 128, 192, 256}) {
       if (!check_shape(parse(text), d, false).empty()) continue;
       Page p = make_page(text, d);
       ASSERT_EQ(p.codec.params, p.layout.codes) << text;
@@ -81,8 +92,10 @@ TEST(PageCodec, FakeQuantIsWriteThenRead) {
       Page p = make_page(text, d);
       Call call(text, p.codec.page_tokens, 1, d);
       call.fill_normal(static_cast<std::uint64_t>(d), 1.5, 0.5);
-      const StaticScale scale = call.clip_hi.empty() ? StaticScale{} : StaticScale{fp8_static_scale(call.clip_hi[0], kE4m3Max), call.clip_hi[0]};
-      p.codec.static_scale = scale.scale, p.codec.static_limit = scale.limit;
+      const std::vector<StaticRange> ranges = call.ranges();
+      if (!call.codebook.empty()) p.codec.codebook = codebook_of_entries(call.codebook.data(), static_cast<int>(call.codebook.size()));
+      if (call.scheme.ef) p.codec.ef_u = call.ef_u.data(), p.codec.ef_order = call.ef_order.data();
+      if (!ranges.empty()) p.codec.range = ranges[0], p.codec.channel_ranges = ranges.data();
       EncodeCounters written, scored;
       write_page(&p, call.x, &written);
       const std::vector<float> out = call.run(&scored), read = read_page(p);

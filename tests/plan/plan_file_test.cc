@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/core/plan_constants.h"
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
 #include "synthetic_sens.h"
@@ -65,6 +66,27 @@ class PlanFile : public testing::Test {
 
   test::TempFolder folder_;
 };
+
+// Every kind of constant, int32 included, comes back; each with the shape that its scheme asks for.
+TEST_F(PlanFile, ConstantsOfEveryKindComeBack) {
+  const plan::FitUnit fit = [](const LayerGeometry& layer, Side, const kvrt::Scheme& scheme, std::vector<std::string>*) {
+    quant::SchemeParams params;
+    for (const kvrt::PlanConstant& c : kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim))
+      for (std::int64_t i = 0; i < c.count(); ++i) params.find(c.name)->push_back(c.integer ? static_cast<float>(i % layer.head_dim) : 0.5f + static_cast<float>(i));
+    return params;
+  };
+  for (const char* pair : {"int4.channel.static.pre.center.ef:int8.tensor", "int3.token.g.smooth.had.ef:nvfp4", "sint8.head:fp8e4m3.head"}) {
+    const plan::Plan a = plan::uniform_plan(plan_test::tiny_model(2), quant::resolve_preset(pair, 64), plan::Accounting{}, {}, fit);
+    write_plan(a, path());
+    const plan::Plan b = read();
+    EXPECT_THAT(plan::verify_plan(b), testing::IsEmpty()) << pair;
+    for (std::size_t l = 0; l < 2; ++l) {
+      EXPECT_FALSE(a.layers[l].k.params.empty());
+      EXPECT_EQ(a.layers[l].k.params, b.layers[l].k.params) << pair;
+      EXPECT_EQ(a.layers[l].v.params, b.layers[l].v.params) << pair;
+    }
+  }
+}
 
 TEST_F(PlanFile, RoundTrip) {
   const plan::Plan a = searched_plan();

@@ -110,8 +110,71 @@ TEST(CalibratedParams, NoTokenIsNumeric) {
   }
 }
 
+TEST(CalibratedParams, StaticIntegerRangesOfUnitHeadAndChannel) {
+  const stats::LayerStats stats = layer();
+  const SchemeParams unit = fit_params(parse_scheme("int8.tensor"), Side::kK, stats, kSinks);
+  EXPECT_THAT(unit.clip_lo, testing::ElementsAre(-2.0f));
+  EXPECT_THAT(unit.clip_hi, testing::ElementsAre(63.0f / 8 + 2));
+  const SchemeParams head = fit_params(parse_scheme("sint8.head"), Side::kV, stats, kSinks);
+  EXPECT_THAT(head.clip_lo, testing::ElementsAre(-2.0f, -4.0f));
+  EXPECT_THAT(head.clip_hi, testing::ElementsAre(2 * (63.0f / 8 + 1), 2 * (63.0f / 8 + 2)));
+  // The preset int8-channel: minimum and maximum of every channel of keys before RoPE, without the sinks.
+  const SchemeParams channel = fit_params(parse_scheme("int8.channel.static.pre"), Side::kK, stats, kSinks);
+  ASSERT_EQ(channel.clip_lo.size(), 128u);
+  for (int h = 0; h < 2; ++h)
+    for (int c = 0; c < 64; ++c) {
+      EXPECT_FLOAT_EQ(channel.clip_lo[static_cast<std::size_t>(64 * h + c)], -static_cast<float>(c) / 8 - static_cast<float>(h + 1));
+      EXPECT_FLOAT_EQ(channel.clip_hi[static_cast<std::size_t>(64 * h + c)], -static_cast<float>(c) / 8 + static_cast<float>(h + 1));
+    }
+  const SchemeParams with_sinks = fit_params(parse_scheme("int8.channel.static.pre"), Side::kK, stats, 0);
+  EXPECT_EQ(with_sinks.clip_hi[5], 1000.0f);
+  const SchemeParams centred = fit_params(parse_scheme("int4.channel.static.center"), Side::kV, stats, kSinks);
+  EXPECT_NEAR(centred.clip_lo[3], -2, 1e-5);
+  EXPECT_NEAR(centred.clip_hi[3], 2, 1e-5);
+}
+
+// METHODS.md 4.10: thresholds of keys after RoPE hold at positions that the text did not reach.
+TEST(CalibratedParams, ChannelRangesAfterRopeCoverEveryPosition) {
+  const stats::LayerStats stats = layer();
+  const SchemeParams p = fit_params(parse_scheme("int8.channel.static"), Side::kK, stats, kSinks);
+  for (int c = 0; c < 32; ++c) {
+    const float envelope = std::hypot(static_cast<float>(c) / 8 + 1, static_cast<float>(c + 32) / 8 + 1);
+    for (const int channel : {c, c + 32}) {
+      EXPECT_LE(p.clip_lo[static_cast<std::size_t>(channel)], -envelope * 0.99999f);
+      EXPECT_GE(p.clip_hi[static_cast<std::size_t>(channel)], envelope * 0.99999f);
+      EXPECT_LE(p.clip_hi[static_cast<std::size_t>(channel)], envelope * 1.00001f);
+    }
+  }
+}
+
+TEST(CalibratedParams, SmoothingFactorsAreSharedByEachRopePair) {
+  const stats::LayerStats stats = layer();
+  const SchemeParams p = fit_params(parse_scheme("int4.token.g.smooth"), Side::kK, stats, kSinks);
+  ASSERT_EQ(p.smooth.size(), 128u);
+  for (int h = 0; h < 2; ++h)
+    for (int c = 0; c < 32; ++c) {
+      const float expected = std::sqrt(static_cast<float>(c + 32) / 8 + static_cast<float>(h + 1));  // the pair's larger channel
+      EXPECT_FLOAT_EQ(p.smooth[static_cast<std::size_t>(64 * h + c)], expected);
+      EXPECT_FLOAT_EQ(p.smooth[static_cast<std::size_t>(64 * h + c + 32)], expected);
+    }
+  EXPECT_TRUE(p.clip_hi.empty());
+  // Static ranges are those of what is stored: smoothed.
+  const SchemeParams head = fit_params(parse_scheme("fp8e4m3.head.smooth"), Side::kK, stats, kSinks);
+  EXPECT_NEAR(head.clip_hi[0], (63.0 / 8 + 1) / std::sqrt(63.0 / 8 + 1), 1e-5);
+  const auto zero = [](std::int64_t, int, int) { return 0.0f; };
+  const stats::LayerStats nothing = quant_test::layer_stats(quant_test::geometry(), kSinks, kTokens, zero, zero, zero);
+  EXPECT_THAT(fit_params(parse_scheme("int4.token.g.smooth"), Side::kK, nothing, kSinks).smooth, testing::Each(1.0f));
+}
+
+TEST(CalibratedParams, Nvfp4TakesTheAbsmaxOfTheUnit) {
+  EXPECT_THAT(fit_params(parse_scheme("nvfp4"), Side::kK, layer(), kSinks).clip_hi, testing::ElementsAre(63.0f / 8 + 2));
+  const auto zero = [](std::int64_t, int, int) { return 0.0f; };
+  const stats::LayerStats nothing = quant_test::layer_stats(quant_test::geometry(), kSinks, kTokens, zero, zero, zero);
+  EXPECT_THAT(fit_params(parse_scheme("nvfp4"), Side::kV, nothing, kSinks).clip_hi, testing::ElementsAre(2688.0f));
+}
+
 TEST(CalibratedParams, NotOfferedIsUnsupported) {
-  for (const char* text : {"int8.channel.static.pre", "int8.tensor", "nuq4.token.g", "int4.token.g.smooth"}) {
+  for (const char* text : {"nuq4.token.g", "nuq3.channel.static.pre", "int4.channel.static.out1", "int4.head.had", "int4.token.g.center.clip"}) {
     try {
       fit_params(parse_scheme(text), Side::kK, layer(), kSinks);
       ADD_FAILURE() << text;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "layer_stats.h"
@@ -48,12 +49,27 @@ TEST(Scheme, ShapesAgainstTheModel) {
 }
 
 TEST(Scheme, NotOfferedIsUnsupportedAndNamed) {
-  for (const char* text : {"nuq4.token.g", "lm4.token.g.had", "nvfp4", "int4.token.g128.smooth", "int8.channel.static.pre", "int4.token.g32.ef"}) {
+  for (const char* text : {"nuq4.token.g", "nuq3.channel.static.pre.out1", "int4.token.g32.clip", "int4.channel.g32.pair", "int4.token.g.lowrank8"}) {
     const Error e = error_of([&] { check_scheme(parse_scheme(text), quant_test::geometry(2, 128), Side::kK); });
     EXPECT_EQ(e.kind(), ErrorKind::kUnsupported) << text;
     EXPECT_EQ(exit_code(e.kind()), 7);
     EXPECT_THAT(e.where(), HasSubstr(text));
   }
+}
+
+TEST(Scheme, FeedbackIsOfferedOnKeys) {
+  check_scheme(parse_scheme("int4.channel.g64.pre.ef"), quant_test::geometry(), Side::kK);
+  const Error e = error_of([&] { check_scheme(parse_scheme("int4.token.g.ef"), quant_test::geometry(), Side::kV); });
+  EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+  EXPECT_THAT(e.what(), HasSubstr("'ef'"));
+}
+
+TEST(Presets, WhatThisVersionOffers) {
+  for (const Preset& p : presets()) {
+    const bool needs_codebooks = p.name.rfind("kvquant", 0) == 0;
+    EXPECT_EQ(missing_part(p).empty(), !needs_codebooks) << p.name << ": " << missing_part(p);
+  }
+  EXPECT_THAT(missing_part(*std::find_if(presets().begin(), presets().end(), [](const Preset& p) { return p.name == "kvquant4"; })), HasSubstr("codebook"));
 }
 
 TEST(Presets, EveryNameResolvesAndParses) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -86,7 +87,7 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<
   accounting.batch = o.batch;
   accounting.page_tokens = static_cast<int>(o.page_tokens);
   const plan::FitUnit fit = [&](const LayerGeometry& layer, Side side, const kvrt::Scheme& scheme, std::vector<std::string>* why) {
-    return quant::fit_params(scheme, side, source.of(layer.index), preset.n_sinks, why);
+    return quant::fit_params(scheme, side, source.of(layer.index), preset.n_sinks, why, std::max<std::int64_t>(source.header().data.seq_len, 1));
   };
   return plan::uniform_plan(source.header().model, preset, accounting, source.evidence(), fit);
 }

@@ -45,7 +45,7 @@ sens::ParamsProvider Statistics::provider() const {
       fail(ErrorKind::kUsage, kvrt::to_string(scheme), "needs calibrated numbers: give --stats with a file made by kvcalib for this model");
     const auto key = std::make_tuple(layer_idx, side, kvrt::to_string(scheme), n_sinks);
     auto found = fitted_.find(key);
-    if (found == fitted_.end()) found = fitted_.emplace(key, quant::fit_params(scheme, side, layer(layer_idx), n_sinks)).first;
+    if (found == fitted_.end()) found = fitted_.emplace(key, quant::fit_params(scheme, side, layer(layer_idx), n_sinks, nullptr, std::max<std::int64_t>(header().data.seq_len, 1))).first;
     return found->second;
   };
 }

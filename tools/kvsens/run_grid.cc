@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "kernels/core/plan_constants.h"
 #include "libcalib/artifacts/sens_file.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
@@ -21,18 +22,13 @@ void store_params(const sens::ParamsProvider& provider, sens::SensResult* result
   for (std::size_t u = 0; u < result->units.size(); ++u) {
     const sens::UnitId id = result->units[u];
     const LayerGeometry& layer = result->model.layers[sens::layer_position(result->model, id.layer)];
-    const std::int64_t heads = layer.n_kv_heads, d = layer.head_dim;
     for (const sens::UnitCandidate& c : sens::unit_candidates(*result, u, provider)) {
       std::vector<sens::FittedArray> arrays;
-      const auto add = [&](const char* what, const std::vector<float>& values) {
-        if (values.empty()) return;
-        const auto n = static_cast<std::int64_t>(values.size());
-        arrays.push_back({what, n == heads * d ? std::vector<std::int64_t>{heads, d} : std::vector<std::int64_t>{n}, values});
-      };
-      add("mean", c.params.mean);
-      add("clip_lo", c.params.clip_lo);
-      add("clip_hi", c.params.clip_hi);
-      add("smooth", c.params.smooth);
+      const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(c.scheme, layer.n_kv_heads, layer.head_dim);
+      for (const auto& [name, values] : c.params.arrays())
+        for (const kvrt::PlanConstant& constant : needed)
+          if (constant.name == name)
+            arrays.push_back({std::string(name), constant.shape[1] ? std::vector<std::int64_t>{constant.shape[0], constant.shape[1]} : std::vector<std::int64_t>{constant.shape[0]}, *values});
       if (!arrays.empty()) result->params[fmt::format("{:02}/{}/{}", id.layer, id.side == Side::kK ? "k" : "v", result->schemes[c.scheme_idx])] = arrays;
     }
   }

@@ -1,0 +1,98 @@
+#pragma once
+// Codebooks: 4, 8 or 16 sorted entries, each an int8 level times one fp32 step, and the nearest entry by midpoints (KERNELS.md 4.1).
+// Order of 3-bit codebook codes in a row (`nuq3`, `lm3`), cells of 32 codes in three words; c = channel of the cell:
+//   plane A (words 0, 1)  the low two bits, word c/16, bits 2(c mod 16)
+//   plane B (word 2)      the high bit, bit 4 floor((c mod 16) / 2) + 2 floor(c / 16) + (c mod 2)
+// so that one word of plane B, shifted by 0 or 2, selects bytes of a table. 4 and 2 bits are stored as integer codes are.
+
+#include <cstdint>
+
+#include "kernels/codec/int_codec.h"
+#include "kernels/core/scheme.h"
+
+namespace kvrt {
+
+inline constexpr int kMaxCodebook = 16;
+
+KVRT_HOST_DEVICE constexpr bool is_nuq(Format f) { return f == Format::kNuq4 || f == Format::kNuq3 || f == Format::kNuq2; }
+KVRT_HOST_DEVICE constexpr bool is_lm(Format f) { return f == Format::kLm4 || f == Format::kLm3 || f == Format::kLm2; }
+
+/// Entries beyond `size` are unused.
+struct Codebook {
+  int size = 0;
+  float entries[kMaxCodebook] = {};        ///< ascending: fp32 (level * step)
+  float midpoints[kMaxCodebook - 1] = {};  ///< fp32 ((entry i + entry i + 1) / 2)
+};
+
+/// From fp32 entries, as a plan holds them. Requires: ascending, size <= 16.
+KVRT_HOST_DEVICE constexpr Codebook codebook_of_entries(const float* entries, int size) {
+  Codebook book;
+  book.size = size;
+  for (int i = 0; i < size; ++i) book.entries[i] = entries[i];
+  for (int i = 0; i + 1 < size; ++i) book.midpoints[i] = (book.entries[i] + book.entries[i + 1]) * 0.5f;
+  return book;
+}
+
+/// levels: [size] ascending. Requires: size <= 16, step finite and > 0.
+KVRT_HOST_DEVICE constexpr Codebook make_codebook(const std::int8_t* levels, int size, float step) {
+  float entries[kMaxCodebook] = {};
+  for (int i = 0; i < size; ++i) entries[i] = static_cast<float>(levels[i]) * step;
+  return codebook_of_entries(entries, size);
+}
+
+/// Lloyd-Max codebook of N(0,1), entries rounded to the stored grid (largest centroid / 127). Requires: is_lm(f).
+KVRT_HOST_DEVICE constexpr Codebook lloyd_max_codebook(Format f) {
+  constexpr std::int8_t k4[] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
+  constexpr std::int8_t k3[] = {-127, -79, -45, -14, 14, 45, 79, 127};
+  constexpr std::int8_t k2[] = {-127, -38, 38, 127};
+  if (f == Format::kLm4) return make_codebook(k4, 16, 2.732590f / 127.0f);
+  if (f == Format::kLm3) return make_codebook(k3, 8, 2.151946f / 127.0f);
+  return make_codebook(k2, 4, 1.510418f / 127.0f);
+}
+
+/// Index of the nearest entry, ties to the lower one: the number of midpoints below y.
+KVRT_HOST_DEVICE inline std::uint8_t nearest_entry(const Codebook& book, float y) {
+  int code = 0;
+  for (int i = 0; i + 1 < book.size; ++i) code += y > book.midpoints[i] ? 1 : 0;
+  return static_cast<std::uint8_t>(code);
+}
+
+/// Sum of value(0..n-1) as 32 lanes compute it: lane l adds elements l, l + 32, ... in order, then lanes are added over xor 16, 8, 4, 2, 1.
+template <class Value>
+KVRT_HOST_DEVICE inline float sum_of_lanes(int n, Value value) {
+  float lanes[32];
+  for (int l = 0; l < 32; ++l) {
+    float sum = l < n ? value(l) : 0.0f;
+    for (int i = l + 32; i < n; i += 32) sum += value(i);
+    lanes[l] = sum;
+  }
+  for (int half = 16; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
+}
+
+/// Packs one row of n 3-bit codebook codes. row: plane A, 8 bytes a cell; plane_b: 4 bytes a cell. code(c) as in pack_row().
+template <class CodeOf>
+KVRT_HOST_DEVICE inline void pack_codebook_row3(int n, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
+  for (int begin = 0; begin < n; begin += 32) {
+    std::uint32_t words[3] = {0, 0, 0};
+    for (int c = 0; c < 32 && begin + c < n; ++c) {
+      const std::uint32_t v = code(begin + c);
+      words[c / 16] |= (v & 3u) << (2 * (c % 16));
+      words[2] |= (v >> 2) << (4 * (c % 16 / 2) + 2 * (c / 16) + c % 2);
+    }
+    store_le32(row + begin / 4, words[0]);
+    store_le32(row + begin / 4 + 4, words[1]);
+    store_le32(plane_b + begin / 8, words[2]);
+  }
+}
+/// Code of channel n of a packed row.
+KVRT_HOST_DEVICE inline std::uint8_t unpack_codebook_code3(const std::uint8_t* row, const std::uint8_t* plane_b, int n) {
+  const int cell = n / 32, c = n % 32;
+  const std::uint32_t low = load_le32(row + 8 * cell + 4 * (c / 16)) >> (2 * (c % 16)) & 3u;
+  const std::uint32_t high = load_le32(plane_b + 4 * cell) >> (4 * (c % 16 / 2) + 2 * (c / 16) + c % 2) & 1u;
+  return static_cast<std::uint8_t>(low | high << 2);
+}
+
+}  // namespace kvrt

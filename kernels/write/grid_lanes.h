@@ -1,0 +1,299 @@
+#pragma once
+// Formats whose codes lie on a grid (codec/grid_codec.h) and 16-bit floats on vector lanes. Internal linkage, like cpu/simd.h.
+
+#include "kernels/write/feedback_lanes.h"
+#include "kernels/write/lane_run.h"
+
+namespace kvrt {
+namespace {
+
+// One value on its grid: level() is the code as a number, value() what it decodes to. Templates over the vector, like cpu/rounding.h.
+
+struct AffineGrid {
+  float qmax;
+  template <class V>
+  V level(V x, V scale, V lo) const {
+    return nearest_integer(minimum(maximum((x - lo) / scale, splat<V>(0.0f)), splat<V>(qmax)));
+  }
+  template <class V>
+  V value(V level, V scale, V lo) const { return level * scale + lo; }
+};
+
+struct SymmetricGrid {
+  float m;
+  template <class V>
+  V level(V x, V scale, V) const {
+    return nearest_integer(minimum(maximum(x / scale, splat<V>(-m)), splat<V>(m))) + 0.0f;  // an integer has no -0
+  }
+  template <class V>
+  V value(V level, V scale, V) const { return level * scale; }
+};
+
+/// Entry of the codebook nearest to y.
+template <class V>
+KVRT_INLINE V nearest_of(const Codebook& book, V y) {
+  V entry = splat<V>(book.entries[0]);
+  for (int i = 0; i + 1 < book.size; ++i) entry = y > book.midpoints[i] ? splat<V>(book.entries[i + 1]) : entry;
+  return entry;
+}
+struct CodebookGrid {
+  const Codebook* book;
+  template <class V>
+  V level(V x, V scale, V lo) const { return nearest_of<V>(*book, (x - lo) / scale - 1.0f); }
+  template <class V>
+  V value(V level, V scale, V lo) const { return (level + 1.0f) * scale + lo; }
+};
+/// Under a norm of 0 the entry above the middle is taken, and decodes to 0.
+struct NormGrid {
+  const Codebook* book;
+  template <class V>
+  V level(V x, V scale, V) const {
+    return scale == 0.0f ? splat<V>(book->entries[book->size / 2]) : nearest_of<V>(*book, x / scale);
+  }
+  template <class V>
+  V value(V level, V scale, V) const { return level * scale; }
+};
+
+/// lo and scale of every token group. steps: 2^b - 1, codebooks 2.
+static void affine_token_params(Run* run, float steps) {
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  for (int g = 0; g < n_groups; ++g) {
+    const Extent e = group_extent(run->rows + static_cast<std::int64_t>(g) * n, n);
+    run->lo[g] = e.min, run->scale[g] = e.max;
+  }
+  for_lanes(n_groups, [&](auto tag, int g) {
+    using V = decltype(tag);
+    const Affine<V> p = affine_lanes<V>(load<V>(run->lo + g), load<V>(run->scale + g), steps, &run->counts);
+    store(run->lo + g, p.lo);
+    store(run->scale + g, p.scale);
+  });
+}
+
+static void symmetric_token_params(Run* run, float m) {
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+  for_lanes(n_groups, [&](auto tag, int g) {
+    using V = decltype(tag);
+    const V step = load<V>(run->scale + g) / m, raw = f16_up<V>(step);
+    Tally::add_to(&run->counts.saturated, step > kF16Max);
+    Tally::add_to(&run->counts.floored, raw < kScaleFloor);
+    store(run->scale + g, maximum(raw, splat<V>(kScaleFloor)));
+    store(run->lo + g, splat<V>(0.0f));
+  });
+}
+
+/// Levels in the rows -> values.
+template <class Grid>
+static void decode_levels(Run* run, GridPlace place, Grid grid) {
+  for (int t = 0; t < run->n; ++t) {
+    float* x = run->rows + static_cast<std::int64_t>(t) * run->d;
+    const float* lo = place.lo + static_cast<std::int64_t>(t) * place.row_stride;
+    const float* scale = place.scale + static_cast<std::int64_t>(t) * place.row_stride;
+    for (int c = 0; c < run->d; ++c) x[c] = grid.template value<float>(x[c], scale[c / place.group], lo[c / place.group]);
+  }
+}
+
+/// Token groups whose lo and scale are in the run.
+template <class Grid>
+static void apply_to_token_groups(Run* run, Grid grid) {
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  if (run->ef_u) {
+    const GridPlace place{run->lo, run->scale, run->d / n, n};
+    feed_back(run, place, grid);
+    return decode_levels(run, place, grid);
+  }
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
+    const float lo = run->lo[g], scale = run->scale[g];
+    for_lanes(n, [&](auto tag, int i) {
+      using V = decltype(tag);
+      const V s = splat<V>(scale), z = splat<V>(lo);
+      store(x + i, grid.template value<V>(grid.template level<V>(load<V>(x + i), s, z), s, z));
+    });
+  }
+}
+
+template <class Grid>
+static void apply_static(Run* run, Grid grid) {
+  const StaticGrids& g = run->grids;
+  const bool by_channel = run->job->scheme.granularity == Granularity::kChannelStatic;
+  const auto visit = [&](auto one) {  // one(v, scale, lo, min, max) of every value
+    for (int t = 0; t < run->n; ++t) {
+      float* x = run->rows + static_cast<std::int64_t>(t) * run->d;
+      for_lanes(run->d, [&](auto tag, int i) {
+        using V = decltype(tag);
+        const auto at = [&](const float* p) { return by_channel ? load<V>(p + i) : splat<V>(*p); };
+        store(x + i, one(load<V>(x + i), at(g.scale), at(g.lo), at(g.min), at(g.max)));
+      });
+    }
+  };
+  const auto count = [&](auto v, auto min, auto max) {
+    Tally::add_to(&run->counts.saturated, v < min);
+    Tally::add_to(&run->counts.saturated, v > max);
+  };
+  if (run->ef_u) {
+    visit([&](auto v, auto, auto, auto min, auto max) {
+      count(v, min, max);
+      return v;
+    });
+    const GridPlace place{g.lo, g.scale, 0, by_channel ? 1 : run->d};
+    feed_back(run, place, grid);
+    return decode_levels(run, place, grid);
+  }
+  visit([&](auto v, auto scale, auto lo, auto min, auto max) {
+    count(v, min, max);
+    return grid.value(grid.level(v, scale, lo), scale, lo);
+  });
+}
+
+static void int_channel(Run* run) {
+  const AffineGrid grid{static_cast<float>((1 << run->job->bits) - 1)};
+  const std::int64_t d = run->d;
+  for_lanes(run->d, [&](auto tag, int c) {
+    using V = decltype(tag);
+    float* const column = run->rows + c;
+    V min = load<V>(column), max = min;
+    for (int t = 1; t < run->n; ++t) {
+      const V v = load<V>(column + t * d);
+      min = minimum(v, min), max = maximum(v, max);
+    }
+    const Affine<V> p = affine_lanes<V>(min, max, grid.qmax, &run->counts);
+    if (run->ef_u) {
+      store(run->lo + c, p.lo);
+      store(run->scale + c, p.scale);
+      return;
+    }
+    for (int t = 0; t < run->n; ++t) {
+      store(column + t * d, grid.template value<V>(grid.template level<V>(load<V>(column + t * d), p.scale, p.lo), p.scale, p.lo));
+    }
+  });
+  if (!run->ef_u) return;
+  const GridPlace place{run->lo, run->scale, 0, 1};
+  feed_back(run, place, grid);
+  decode_levels(run, place, grid);
+}
+
+/// int, sint and nuq with token groups or static ranges.
+template <class Grid>
+static void affine_or_static(Run* run, float steps, Grid grid) {
+  if (run->grids.lo) return apply_static(run, grid);
+  affine_token_params(run, steps);
+  apply_to_token_groups(run, grid);
+}
+static void symmetric(Run* run) {
+  const SymmetricGrid grid{static_cast<float>((1 << (run->job->bits - 1)) - 1)};
+  if (run->grids.lo) return apply_static(run, grid);
+  symmetric_token_params(run, grid.m);
+  apply_to_token_groups(run, grid);
+}
+
+KVRT_INLINE float stored_norm(float norm) { return minimum(f16_nearest<float>(norm), kF16Max); }
+
+/// lm: entries times the norm of the group; at 3 and 4 bits the stored norm keeps the length (codec/page_codec.h).
+static void norm_codebook(Run* run) {
+  const NormGrid grid{&run->job->codebook};
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  const float root = __builtin_sqrtf(static_cast<float>(n));
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
+    run->lo[g] = __builtin_sqrtf(sum_of_squares(x, n));
+    const float n0 = run->scale[g] = stored_norm(run->lo[g] / root);
+    for_lanes(run->ef_u ? 0 : n, [&](auto tag, int i) {
+      using V = decltype(tag);
+      store(x + i, grid.template level<V>(load<V>(x + i), splat<V>(n0), V{}));
+    });
+  }
+  if (run->ef_u) feed_back(run, GridPlace{run->lo, run->scale, run->d / n, n}, grid);
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
+    const float norm = run->job->bits == 2 ? run->lo[g] / root : run->lo[g] / __builtin_sqrtf(sum_of_squares(x, n));
+    const float stored = run->scale[g] == 0.0f ? 0.0f : stored_norm(norm);
+    Tally::add_to(&run->counts.saturated, run->scale[g] != 0.0f && f16_nearest<float>(norm) > kF16Max);
+    for_lanes(n, [&](auto tag, int i) {
+      using V = decltype(tag);
+      store(x + i, load<V>(x + i) * stored);
+    });
+  }
+}
+
+/// nvfp4 (block 16), mxfp4 (block 32).
+static void fp4_blocks(Run* run) {
+  const bool is_nv = run->job->scheme.format == Format::kNvfp4;
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  const float gamma = is_nv ? *run->grids.scale : 1.0f;
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
+    const float absmax = group_absmax(x, n);
+    float scale;
+    if (is_nv) {
+      // E4M3 round trip of the block's scale; a block that is not zero keeps at least 2^-9.
+      const float sigma = float_round_trip<3, 7, float>(absmax / (6.0f * gamma), 1.0f);
+      scale = (sigma == 0.0f && absmax > 0.0f ? 0x1p-9f : sigma) * gamma;
+      for_lanes(n, [&](auto tag, int i) {
+        using V = decltype(tag);
+        Tally::add_to(&run->counts.saturated, magnitude(load<V>(x + i)) > *run->grids.max);
+      });
+    } else {
+      const std::int32_t exponent = bits_as<std::int32_t>(absmax) >> 23;
+      scale = bits_as<float>(exponent > 2 ? (exponent - 2) << 23 : 0x00400000);
+    }
+    for_lanes(n, [&](auto tag, int i) {
+      using V = decltype(tag);
+      const V v = load<V>(x + i), value = float_round_trip<1, 1>(v, splat<V>(scale));
+      store(x + i, scale == 0.0f ? V{} : value);
+    });
+  }
+}
+
+static void fp8_token(Run* run) {
+  const Format format = run->job->scheme.format;
+  const float max = format == Format::kFp8E4m3 ? 448.0f : 57344.0f;
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+  for_lanes(n_groups, [&](auto tag, int g) {
+    using V = decltype(tag);
+    const V absmax = load<V>(run->scale + g), step = absmax / max;
+    Tally::add_to(&run->counts.saturated, step > kF16Max);
+    const V scale = f16_up<V>(maximum(step, splat<V>(kFp8ScaleFloor)));
+    store(run->scale + g, absmax == 0.0f ? splat<V>(1.0f) : scale);
+  });
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
+    const float scale = run->scale[g];
+    for_lanes(n, [&](auto tag, int i) {
+      using V = decltype(tag);
+      store(x + i, fp8_round_trip<V>(format, load<V>(x + i), splat<V>(scale)));
+    });
+  }
+}
+
+/// One static grid for the whole unit or head.
+static void fp8_static(Run* run) {
+  const Format format = run->job->scheme.format;
+  const float limit = run->grids.max[0], scale = run->grids.scale[0];
+  for_lanes(run->d * run->n, [&](auto tag, int i) {
+    using V = decltype(tag);
+    const V v = load<V>(run->rows + i);
+    Tally::add_to(&run->counts.saturated, magnitude(v) > limit);
+    store(run->rows + i, fp8_round_trip<V>(format, v, splat<V>(scale)));
+  });
+}
+
+static void exact16(Run* run) {
+  const bool is_bf16 = run->job->scheme.format == Format::kBf16;
+  for_lanes(run->d * run->n, [&](auto tag, int i) {
+    using V = decltype(tag);
+    V v = load<V>(run->rows + i);
+    if (is_bf16) {
+      v = bf16_nearest<V>(v);
+    } else {
+      v = f16_nearest<V>(v);
+      Tally::add_to(&run->counts.saturated, magnitude(v) > kF16Max);
+      v = minimum(maximum(v, splat<V>(-kF16Max)), splat<V>(kF16Max));
+    }
+    store(run->rows + i, v);
+  });
+}
+
+}  // namespace
+}  // namespace kvrt
