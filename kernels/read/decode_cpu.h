@@ -1,0 +1,55 @@
+#pragma once
+// Decode attention over compressed pages on the CPU: one call attends one KV head's segment with its G query heads. Any K codec goes
+// with any V codec. No allocation; calls on different partials and workspaces may run at the same time.
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/core/status.h"
+#include "kernels/read/rotary_tables.h"
+#include "kernels/read/segment.h"
+
+namespace kvrt {
+
+/// G = query heads of this KV head, D = head_dim of both codecs.
+struct HeadAttention {
+  Segment segment;
+  const float* q = nullptr;            ///< [G, D] at its own position (rotated), times softmax scale * log2 e, in the frame of stored keys
+  int n_queries = 0;                   ///< G
+  const RotaryView* rotary = nullptr;  ///< with segment.pre
+  const float* k_mean = nullptr;       ///< [D] or null: `center` of K, added to keys before they are rotated
+  const float* v_mean = nullptr;       ///< [D] or null: `center` of V
+  Partial out;                         ///< the segment's tokens are added to it
+};
+
+/// One vector path. workspace: decode_workspace_floats() floats, aligned to 64 bytes, contents do not matter.
+using AttendHead = void (*)(const HeadAttention& job, float* workspace);
+void attend_head_baseline(const HeadAttention& job, float* workspace);
+void attend_head_avx2(const HeadAttention& job, float* workspace);
+void attend_head_avx512(const HeadAttention& job, float* workspace);
+
+struct DecodeBackend {
+  const char* name;
+  AttendHead attend;
+};
+/// The vector paths that this build has and this CPU runs, widest last; the first is "baseline".
+std::vector<DecodeBackend> decode_backends();
+/// The widest path, or the one named by KVRT_FORCE_ISA. Codes: kUnsupported if that is none of decode_backends().
+Status choose_decode_backend(DecodeBackend* out);
+
+std::int64_t decode_workspace_floats(int head_dim, int n_queries);
+
+/// What attend_head() requires and the caller checks once per layer. Codes: kArgument.
+Status check_head_attention(const HeadAttention& job);
+
+/// Merges partials of the same query heads over different tokens: out[g] = sum of o / sum of l in one base; lse (or null): natural
+/// logarithm of the denominator. Partials without tokens count nothing; a head without any token gives zeros and -infinity.
+void combine_partials(const Partial* parts, int n_parts, int n_queries, int head_dim, float* out, float* lse);
+
+/// No token: m = -1e30, l = 0, o = 0.
+void clear_partial(const Partial& partial, int n_queries, int head_dim);
+
+/// Scalar, for shapes without a vector unpacker: slots slot + [begin, end) to out + t * stride, zeros behind channel D.
+void decode_rows_scalar(const PageCodec& codec, const std::uint8_t* block, int slot, int begin, int end, std::int64_t stride, float* out);
+
+}  // namespace kvrt
