@@ -21,7 +21,7 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_integer(app, "--sinks", o.n_sinks, 0, kMostTokens, "Exact first tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_integer(app, "--window", o.window, 0, kMostTokens, "Exact newest tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_flag(app, "--second-half", o.second_half, "Score rows n/2 ... n - 2 of each window only, as llama-perplexity does", "Calibration");
-  add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place", "Diagnostics", "NAME");
+  add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place; kvrt: the runtime's packed pages, token by token", "Diagnostics", "NAME");
 }
 
 }  // namespace
