@@ -99,7 +99,7 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
       row[static_cast<std::size_t>(p)] = out.job.smooth ? out.job.mean[at] / out.job.smooth[at] : out.job.mean[at];
     }
     if (out.job.had.size) hadamard_rotate(out.job.had, row.data(), width, false);
-    out.stored_mean.insert(out.stored_mean.end(), row.begin(), row.end());
+    for (int p = 0; p < width; ++p) out.stored_mean.push_back(row[static_cast<std::size_t>(stored_channel(unit.spread, width, p))]);
   }
   out.base_page = block_layout(layer->layout, cache_side);
   out.exact_page = exact_layout(layer->layout, cache_side);
@@ -150,6 +150,11 @@ void Context::add_rope(const LayerPlan& plan, LayerContext* layer) {
   layer->rope.interleaved = plan.rope_style == KVRT_ROPE_INTERLEAVED;
   layer->rope_tile.resize(n_pairs * 2 * kRopeTile);
   rope_tile_table(layer->rope, layer->rope_tile.data());
+  const int spread = plan.units[KVRT_K].spread;
+  for (int i = 0; spread != 0 && i < layer->rope.n_pairs; ++i) {
+    layer->pair_places.push_back(stored_position(spread, plan.layout.head_dim, rope_first(layer->rope, i)));
+    layer->pair_places.push_back(stored_position(spread, plan.layout.head_dim, rope_second(layer->rope, i)));
+  }
 }
 
 Status Context::add_layer(const LayerPlan& plan, LayerContext* layer) {

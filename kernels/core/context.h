@@ -35,7 +35,7 @@ struct UnitContext {
   FakeQuantJob job;                       ///< the same, resolved
   std::vector<std::int32_t> block_order;  ///< llama.cpp blocks of keys, else empty
   std::vector<StaticRange> channel_ranges;  ///< channel.static: [H, D]
-  std::vector<float> stored_mean;         ///< center: [H, D] what `mean` is in the coordinates of stored rows, had and smooth applied
+  std::vector<float> stored_mean;         ///< center: [H, D] what `mean` is in the coordinates and order of stored rows
   std::vector<PageCodec> codecs;          ///< [H] of base pages
   PageCodec exact;                        ///< of sink and window pages
   BlockLayout base_page, exact_page;
@@ -47,6 +47,7 @@ struct LayerContext {
   int group = 1;                          ///< G
   RopeTables rope;
   std::vector<float> rope_tile;           ///< of the cpu backend, see decode_cpu.h
+  std::vector<std::int32_t> pair_places;  ///< the same: [n_pairs, 2] where base keys hold a pair, empty in natural order
   UnitContext units[KVRT_SIDES];
   std::string description;
 

@@ -34,13 +34,15 @@ std::int64_t lay_out(const LayerContext& layer, void* base, Scratch* s) {
 }
 
 /// q.k of a key in the model's coordinates = result.y of the stored row y, plus result.stored_mean: see UnitContext.
-void query_to_stored(const UnitContext& unit, int head, const float* q, float* out) {
+/// scratch: [D].
+void query_to_stored(const UnitContext& unit, int head, const float* q, float* scratch, float* out) {
   const FakeQuantJob& job = unit.job;
   for (int p = 0; p < job.head_dim; ++p) {
     const int d = job.block_order ? job.block_order[p] : p;
-    out[p] = job.smooth ? q[d] * job.smooth[head * job.head_dim + d] : q[d];
+    scratch[p] = job.smooth ? q[d] * job.smooth[head * job.head_dim + d] : q[d];
   }
-  if (job.had.size) hadamard_rotate(job.had, out, job.head_dim, false);
+  if (job.had.size) hadamard_rotate(job.had, scratch, job.head_dim, false);
+  for (int p = 0; p < job.head_dim; ++p) out[stored_position(unit.codecs[0].spread, job.head_dim, p)] = scratch[p];
 }
 
 void load_queries(const LayerContext& layer, const Sequence& sequence, int head, const kvrt_attn& attn, const Scratch& s) {
@@ -52,7 +54,7 @@ void load_queries(const LayerContext& layer, const Sequence& sequence, int head,
     load_row(attn.q, std::int64_t{layer.layout.n_kv_heads} * group, width, sequence.first_row, std::int64_t{head} * group + g, q);
     if (attn.q_frame == KVRT_PRE_ROPE) rope_rotate(layer.rope, sequence.first_position + sequence.before, q);
     for (int d = 0; d < width; ++d) q[d] *= factor;
-    query_to_stored(layer.units[KVRT_K], head, q, s.q_base + std::int64_t{g} * width);
+    query_to_stored(layer.units[KVRT_K], head, q, s.out, s.q_base + std::int64_t{g} * width);
   }
 }
 
@@ -73,6 +75,7 @@ void attend_segment(const LayerContext& layer, AttendHead attend, const Sequence
   job.n_queries = layer.group;
   job.rope = &layer.rope;
   job.rope_tile = layer.rope_tile.data();
+  if (base && !layer.pair_places.empty()) job.pair_places = layer.pair_places.data();
   job.soft_cap = static_cast<float>(attn.soft_cap * static_cast<double>(kLog2E));
   job.k_mean = mean(KVRT_K), job.v_mean = mean(KVRT_V);
   job.out = out;

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "tests/kernels/decode_fixture.h"
+#include "tests/kernels/rope_storage.h"
 
 namespace kvrt {
 namespace {
@@ -187,9 +188,7 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
           Rope rope;
           rope.interleaved = interleaved;
           for (int i = 0; i < width / 2; ++i) rope.inv_freq.push_back(std::pow(10000.0, -2.0 * i / width));
-          RotaryTables tables;
-          ASSERT_TRUE(RotaryTables::make(rope.inv_freq, interleaved, 1 << 20, &tables).ok());
-          const RotaryView view = tables.view();
+          const test::RopeStorage turned(rope.inv_freq, interleaved, 1 << 20);
           for (const int position : {0, 4, 1000, (1 << 20) - n + 1}) {
             DenseRows rows;
             for (int i = 0; i < n; ++i) rows.add(k, v, (first_slot + i) % k.n_slots, &rope, position + i, mean, {});
@@ -197,7 +196,7 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
               PartialBuffer out(4, d);
               HeadAttention job = job_of(k, v, n, q, &out);
               job.segment.first_slot = first_slot, job.segment.first_position = position, job.segment.pre = true;
-              job.rotary = &view, job.k_mean = mean.data();
+              job.rope = &turned.tables, job.rope_tile = turned.tile.data(), job.k_mean = mean.data();
               run_path(path, job);
               expect_attention(rows, n, q, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
               if (HasFatalFailure()) return;
@@ -283,11 +282,7 @@ TEST(DecodeCpu, BadCallsAreRefusedByName) {
   Pool k("bf16", d, 64, 64, 24), v("bf16", d, 64, 64, 25);
   const std::vector<float> q = queries(1, d, 26);
   PartialBuffer out(1, d);
-  RotaryTables tables;
-  ASSERT_TRUE(RotaryTables::make(std::vector<double>(33, 0.1), false, 100, &tables).ok());
-  const RotaryView wide = tables.view();
-  ASSERT_TRUE(RotaryTables::make(std::vector<double>(32, 0.1), false, 100, &tables).ok());
-  const RotaryView view = tables.view();
+  const test::RopeStorage wide(std::vector<double>(33, 0.1), false, 100), fitting(std::vector<double>(32, 0.1), false, 100);
   struct Case {
     const char* expected;
     void (*change)(HeadAttention*);
@@ -299,25 +294,20 @@ TEST(DecodeCpu, BadCallsAreRefusedByName) {
       {"multiple of 16", [](HeadAttention* j) { j->segment.k.codec.page_tokens = j->segment.v.codec.page_tokens = 24; }},
       {"do not fit", [](HeadAttention* j) { j->segment.n_tokens = 65; }},
       {"page list", [](HeadAttention* j) { j->segment.pages = nullptr; }},
-      {"rotary tables", [](HeadAttention* j) { j->segment.pre = true, j->rotary = nullptr; }},
+      {"rotary tables", [](HeadAttention* j) { j->segment.pre = true, j->rope = nullptr; }},
       {"turn 66 channels", [](HeadAttention* j) { j->segment.pre = true; }},
   };
   for (const Case& c : cases) {
     HeadAttention job = job_of(k, v, 64, q, &out);
-    job.rotary = &wide;
+    job.rope = &wide.tables, job.rope_tile = wide.tile.data();
     c.change(&job);
     const Status status = check_head_attention(job);
     EXPECT_EQ(status.code(), Code::kArgument);
     EXPECT_NE(status.text().find(c.expected), std::string::npos) << status.text();
   }
   HeadAttention job = job_of(k, v, 64, q, &out);
-  job.rotary = &view, job.segment.pre = true;
+  job.rope = &fitting.tables, job.rope_tile = fitting.tile.data(), job.segment.pre = true;
   EXPECT_TRUE(check_head_attention(job).ok());
-  job.segment.first_position = 38;
-  EXPECT_NE(check_head_attention(job).text().find("38 to 101"), std::string::npos);
-  EXPECT_EQ(RotaryTables::make({}, false, 1, &tables).code(), Code::kArgument);
-  EXPECT_EQ(RotaryTables::make({NAN}, false, 1, &tables).code(), Code::kArgument);
-  EXPECT_EQ(RotaryTables::make({1.0}, false, -1, &tables).code(), Code::kArgument);
 }
 
 }  // namespace
