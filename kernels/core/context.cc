@@ -1,6 +1,7 @@
 #include "kernels/core/context.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
@@ -121,16 +122,33 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
 
 void Context::add_rope(const LayerPlan& plan, LayerContext* layer) {
   if (plan.rope_style == KVRT_ROPE_NONE) return;
-  const Rope* rope = nullptr;
+  RopeStorage* storage = nullptr;
   for (const auto& r : ropes_) {
-    if (r->first->inv_freq == plan.inv_freq && r->first->attention_factor == plan.attention_factor) rope = r.get();
+    if (r->first->inv_freq == plan.inv_freq && r->first->attention_factor == plan.attention_factor) storage = r.get();
   }
-  if (!rope) {
-    ropes_.push_back(std::unique_ptr<Rope>(new Rope{&plan, RopeStorage(plan.inv_freq, plan.attention_factor, limits_.max_length)}));
-    rope = ropes_.back().get();
+  const std::size_t n_pairs = plan.inv_freq.size();
+  if (!storage) {
+    ropes_.push_back(std::make_unique<RopeStorage>());
+    storage = ropes_.back().get();
+    storage->first = &plan;
+    const auto fill = [&](std::int64_t n, std::int64_t step, double factor, std::vector<float>* table) {
+      table->resize(static_cast<std::size_t>(n) * 2 * n_pairs);
+      for (std::int64_t r = 0; r < n; ++r) {
+        for (std::size_t i = 0; i < n_pairs; ++i) {
+          const double angle = static_cast<double>(r * step) * plan.inv_freq[i];
+          float* const row = table->data() + static_cast<std::size_t>(r) * 2 * n_pairs;
+          row[i] = static_cast<float>(factor * std::cos(angle));
+          row[n_pairs + i] = static_cast<float>(factor * std::sin(angle));
+        }
+      }
+    };
+    fill((limits_.max_length + kRopeCoarse - 1) / kRopeCoarse, kRopeCoarse, plan.attention_factor, &storage->coarse);
+    fill(kRopeFine, 1, 1.0, &storage->fine);
   }
-  layer->rope = rope->storage.tables(plan.rope_style == KVRT_ROPE_INTERLEAVED);
-  layer->rope_tile.resize(static_cast<std::size_t>(layer->rope.n_pairs) * 2 * kRopeTile);
+  layer->rope.coarse = storage->coarse.data(), layer->rope.fine = storage->fine.data();
+  layer->rope.n_pairs = static_cast<int>(n_pairs);
+  layer->rope.interleaved = plan.rope_style == KVRT_ROPE_INTERLEAVED;
+  layer->rope_tile.resize(n_pairs * 2 * kRopeTile);
   rope_tile_table(layer->rope, layer->rope_tile.data());
   const int spread = plan.units[KVRT_K].spread;
   for (int i = 0; spread != 0 && i < layer->rope.n_pairs; ++i) {

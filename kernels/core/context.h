@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/codec/page_codec.h"
+#include "kernels/codec/rope.h"
 #include "kernels/core/plan.h"
-#include "kernels/core/rope_storage.h"
 #include "kernels/read/decode_cpu.h"
 #include "kernels/write/fake_quant_job.h"
 
@@ -54,6 +54,12 @@ struct LayerContext {
   const Tiers& tiers() const { return layout.tiers; }
 };
 
+/// Tables of the layers with one rope.
+struct RopeStorage {
+  const LayerPlan* first = nullptr;
+  std::vector<float> coarse, fine;
+};
+
 class Context {
  public:
   /// Codes: kArgument (limits), kUnsupported (a unit that this build does not run, a backend it does not have).
@@ -80,12 +86,7 @@ class Context {
   kvrt_backend backend_ = KVRT_BACKEND_REF;
   DecodeBackend decode_path_ = {};
   std::vector<LayerContext> layers_;
-  /// Tables of the layers that rotate as `first` does.
-  struct Rope {
-    const LayerPlan* first;
-    RopeStorage storage;
-  };
-  std::vector<std::unique_ptr<Rope>> ropes_;
+  std::vector<std::unique_ptr<RopeStorage>> ropes_;
   std::unique_ptr<Health[]> health_;
   std::int64_t worker_bytes_ = 0, workspace_bytes_ = 0;
 };

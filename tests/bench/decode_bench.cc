@@ -9,8 +9,8 @@
 
 #include "benchmark/benchmark.h"
 #include "kernels/core/layout.h"
-#include "kernels/core/rope_storage.h"
 #include "kernels/read/decode_cpu.h"
+#include "tests/kernels/rope_storage.h"
 
 namespace {
 
@@ -77,7 +77,7 @@ const Cache& cache_of(const std::string& k, const std::string& v, int n_heads) {
   return *cache;
 }
 
-void attend_heads(const Cache& cache, const std::vector<float>& q, const kvrt::RopeTables& rope, const float* rope_tile, const kvrt::DecodeBackend& path, int first,
+void attend_heads(const Cache& cache, const std::vector<float>& q, const kvrt::test::RopeStorage& rope, const kvrt::DecodeBackend& path, int first,
                   int end, int n_queries, std::vector<float>* out) {
   const auto floats = static_cast<std::size_t>(kvrt::decode_workspace_floats(kHeadDim, n_queries));
   thread_local std::vector<float> storage;
@@ -92,7 +92,7 @@ void attend_heads(const Cache& cache, const std::vector<float>& q, const kvrt::R
     kvrt::HeadAttention job;
     job.segment = {side(cache.k), side(cache.v), cache.pages.data(), kTokens, 0, kTokens, 0, cache.k_scheme.pre};
     job.q = q.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim;
-    job.n_queries = n_queries, job.rope = &rope, job.rope_tile = rope_tile, job.out = {m.data(), l.data(), o.data()};
+    job.n_queries = n_queries, job.rope = &rope.tables, job.rope_tile = rope.tile.data(), job.out = {m.data(), l.data(), o.data()};
     kvrt::clear_partial(job.out, n_queries, kHeadDim);
     path.attend(job, workspace);
     kvrt::combine_partials(&job.out, 1, n_queries, kHeadDim, out->data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim, nullptr);
@@ -105,16 +105,13 @@ void run(benchmark::State& state, const std::string& k, const std::string& v, in
   if (const kvrt::Status status = kvrt::choose_decode_backend(&path); !status.ok()) return state.SkipWithError(status.text().c_str());
   std::vector<double> inv_freq;
   for (int i = 0; i < kHeadDim / 2; ++i) inv_freq.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
-  const kvrt::RopeStorage storage(inv_freq, 1.0, kTokens);
-  const kvrt::RopeTables rope = storage.tables(false);
-  std::vector<float> rope_tile(static_cast<std::size_t>(rope.n_pairs) * 2 * kvrt::kRopeTile);
-  kvrt::rope_tile_table(rope, rope_tile.data());
+  const kvrt::test::RopeStorage rope(inv_freq, false, kTokens);
   const auto n = static_cast<std::size_t>(n_heads * n_queries * kHeadDim);
   std::vector<float> q(n), out(n);
   for (std::size_t i = 0; i < n; ++i) q[i] = 0.15f * std::sin(static_cast<float>(i));
   for (auto _ : state) {
 #pragma omp parallel for num_threads(n_threads) schedule(static)
-    for (int head = 0; head < n_heads; ++head) attend_heads(cache, q, rope, rope_tile.data(), path, head, head + 1, n_queries, &out);
+    for (int head = 0; head < n_heads; ++head) attend_heads(cache, q, rope, path, head, head + 1, n_queries, &out);
     benchmark::DoNotOptimize(out.data());
     benchmark::ClobberMemory();
   }

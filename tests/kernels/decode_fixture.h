@@ -28,7 +28,7 @@ struct Pool {
     LayerLayout l;
     l.n_kv_heads = 1, l.head_dim = head_dim, l.page_tokens = page_tokens, l.k = l.v = s;
     codec = make_page_codec(s, code_bits(s.format), head_dim, page_tokens);
-    codec.range = static_range(s.format, -5.25f, 5.25f);
+    codec.range = static_range(s.format, -5.0f, 5.0f);
     const BlockLayout b = block_layout(l, CacheSide::kV);
     block = page_tokens < 64 ? codec.params + 64 : b.block;
     page_bytes = header + 3 * block;
