@@ -9,7 +9,7 @@ namespace {
 
 constexpr Settings kThreaded{Mode::kThreads};
 
-TEST(Sanitized, DecodeIsClean) {
+void expect_clean_decode() {
   for (const char* scheme : {"int4.token.g", "int4.token.g32", "bf16"}) {
     DecodeSpec spec;
     spec.n_kv_heads = 1, spec.head_dim = 64, spec.n_query_heads = 3;
@@ -21,9 +21,13 @@ TEST(Sanitized, DecodeIsClean) {
   }
 }
 
-#if defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_THREAD__)
+TEST(AddressSanitizer, DecodeIsClean) { expect_clean_decode(); }
+#else
+TEST(ThreadSanitizer, DecodeIsClean) { expect_clean_decode(); }
+
 // Barriers of the kernel in order: 0 before the loop, 1 after the maxima, 2 to 5 around each warp's turn to add its outputs.
-TEST(SanitizedDeathTest, ADroppedBarrierIsARace) {
+TEST(ThreadSanitizerDeathTest, ADroppedBarrierIsARace) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   DecodeSpec spec;
   spec.n_kv_heads = 1, spec.head_dim = 64, spec.n_query_heads = 3;
