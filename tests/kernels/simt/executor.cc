@@ -1,7 +1,7 @@
 #include "tests/kernels/simt/executor.h"
 
 #include <algorithm>
-#include <condition_variable>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -27,12 +27,14 @@ struct KernelError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A place where `n_expected` threads wait for each other. All must come for the same operation.
+/// A place where `n_expected` threads wait for each other. All must come for the same operation. Whoever passes has synchronised with
+/// those who arrived for the same generation and with nobody else, so that ThreadSanitizer sees what a missing barrier leaves open:
+/// hence acquire and release on the generation, and nothing but relaxed counters around it.
 struct Meeting {
-  int n_expected = 0, n_arrived = 0, n_exited = 0, first_thread = -1;
-  std::uint64_t generation = 0;
-  const char* operation = nullptr;
-  std::condition_variable released;
+  int n_expected = 0;
+  std::atomic<int> n_arrived{0};
+  std::atomic<std::uint64_t> generation{0};
+  std::atomic<const char*> operation{nullptr};
 };
 
 /// Exchange words of one warp; two sets, so that one meeting an operation is enough.
@@ -44,24 +46,35 @@ struct ThreadState {
   int index = 0;
   std::uint64_t n_exchanges = 0;
   int n_barriers = 0;
-  Meeting* waits_at = nullptr;
-  std::uint64_t waits_for = 0;  ///< generation that must have passed
+  const Meeting* meeting = nullptr;             ///< of a waiting fiber
+  std::uint64_t generation = 0;                 ///< that must have passed
+  std::atomic<const char*> waits_at{nullptr};   ///< operation
   Counts counts;
   std::unique_ptr<Fiber> fiber;
 };
 
 struct Block {
-  const Settings* settings = nullptr;
-  int index = 0;
+  const Settings* settings;
+  int index;
   std::vector<ThreadState> threads;
   std::vector<Meeting> warps;
   Meeting all;
   std::vector<WarpWords> exchange;
   std::unique_ptr<unsigned char[]> shared;
   std::size_t shared_bytes = 0;
-  int n_waiting = 0, n_exited = 0;
-  std::mutex mutex;
+  std::atomic<int> n_idle{0};  ///< threads that wait or have exited
+  std::atomic<int> n_exited{0};
+  std::atomic<bool> has_failed{false};
+  std::mutex mutex;            ///< of error and shared
   std::string error;
+
+  Block(const Settings& s, int block_index, int n_threads)
+      : settings(&s), index(block_index), threads(static_cast<std::size_t>(n_threads)),
+        warps(static_cast<std::size_t>(n_threads / cuda::kWarp)), exchange(warps.size()) {
+    for (int i = 0; i < n_threads; ++i) threads[static_cast<std::size_t>(i)].index = i;
+    for (Meeting& m : warps) m.n_expected = cuda::kWarp;
+    all.n_expected = n_threads;
+  }
 };
 
 Executor* g_executor = nullptr;
@@ -72,65 +85,65 @@ std::string name_of(const Block& block, const ThreadState& t) {
   return "block " + std::to_string(block.index) + " thread " + std::to_string(t.index);
 }
 
-/// Callers hold the mutex. Wakes everybody; each waiting thread then leaves with an error of its own.
+void record_failure(Block& block, const std::string& text) {
+  const std::lock_guard<std::mutex> lock(block.mutex);
+  if (block.error.empty()) block.error = text;
+  block.has_failed.store(true, std::memory_order_release);
+}
+/// Ends this thread; the others leave when they meet it.
 [[noreturn]] void fail(Block& block, const std::string& text) {
-  if (block.error.empty()) {
-    block.error = text;
-    block.all.released.notify_all();
-    for (Meeting& m : block.warps) m.released.notify_all();
-  }
+  record_failure(block, text);
   throw KernelError(text);
 }
 
 std::string describe_deadlock(const Block& block) {
   std::string text = "deadlock:";
-  int n_named = 0;
+  int n_named = 0, n_waiting = 0;
   for (const ThreadState& t : block.threads) {
-    if (t.waits_at == nullptr || n_named == 4) continue;
-    text += (n_named++ ? "; " : " ") + name_of(block, t) + " waits at " + t.waits_at->operation;
+    const char* operation = t.waits_at.load(std::memory_order_relaxed);
+    if (operation == nullptr) continue;
+    ++n_waiting;
+    if (n_named < 4) text += (n_named++ ? "; " : " ") + name_of(block, t) + " waits at " + operation;
   }
-  return text + "; " + std::to_string(block.n_waiting) + " of " + std::to_string(block.threads.size()) + " threads wait, " +
-         std::to_string(block.n_exited) + " have exited";
+  return text + "; " + std::to_string(n_waiting) + " of " + std::to_string(block.threads.size()) + " threads wait, " +
+         std::to_string(block.n_exited.load(std::memory_order_relaxed)) + " have exited";
 }
 
 void meet(Block& block, Meeting& m, const char* operation) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
   ThreadState& t = *t_thread;
-  std::unique_lock<std::mutex> lock(block.mutex);
-  if (!block.error.empty()) throw KernelError(block.error);
-  if (m.n_arrived == 0) {
-    m.operation = operation, m.first_thread = t.index;
-  } else if (std::strcmp(m.operation, operation) != 0) {
-    fail(block, "divergent warp: " + name_of(block, t) + " calls " + operation + ", thread " + std::to_string(m.first_thread) +
-                    " calls " + m.operation);
+  if (block.has_failed.load(kRelaxed)) throw KernelError("another thread failed");
+  const char* first = nullptr;
+  if (!m.operation.compare_exchange_strong(first, operation, kRelaxed) && std::strcmp(first, operation) != 0) {
+    fail(block, "divergent warp: " + name_of(block, t) + " calls " + operation + ", another lane calls " + first);
   }
-  if (++m.n_arrived == m.n_expected) {
-    m.n_arrived = 0;
-    ++m.generation;
-    block.n_waiting -= m.n_expected - 1;
-    m.released.notify_all();
+  const std::uint64_t generation = m.generation.load(kRelaxed);
+  t.waits_at.store(operation, kRelaxed);
+  if (m.n_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == m.n_expected) {
+    t.waits_at.store(nullptr, kRelaxed);
+    m.operation.store(nullptr, kRelaxed);
+    m.n_arrived.store(0, kRelaxed);
+    block.n_idle.fetch_sub(m.n_expected - 1, kRelaxed);
+    m.generation.store(generation + 1, std::memory_order_release);
     return;
   }
-  t.waits_at = &m, t.waits_for = m.generation;
-  ++block.n_waiting;
-  if (block.n_waiting + block.n_exited == static_cast<int>(block.threads.size())) fail(block, describe_deadlock(block));
-  if (block.settings->mode == Mode::kFibers) {
-    lock.unlock();
-    t.fiber->suspend();
-    lock.lock();
-  } else {
-    m.released.wait(lock, [&] { return m.generation != t.waits_for || !block.error.empty(); });
+  // The last to arrive may have counted this thread as idle already; the sum is right once both have counted.
+  if (block.n_idle.fetch_add(1, kRelaxed) + 1 == static_cast<int>(block.threads.size())) fail(block, describe_deadlock(block));
+  t.meeting = &m, t.generation = generation;
+  while (m.generation.load(std::memory_order_acquire) == generation) {
+    if (block.has_failed.load(kRelaxed)) throw KernelError("another thread failed");
+    if (block.settings->mode == Mode::kFibers) t.fiber->suspend();
+    else std::this_thread::yield();
   }
-  if (m.generation == t.waits_for) throw KernelError(block.error);
-  t.waits_at = nullptr;
+  t.meeting = nullptr;
+  t.waits_at.store(nullptr, kRelaxed);
 }
 
 void leave(Block& block) {
-  const std::lock_guard<std::mutex> lock(block.mutex);
-  ++block.n_exited;
-  if (block.error.empty() && block.n_waiting > 0 && block.n_waiting + block.n_exited == static_cast<int>(block.threads.size())) {
-    block.error = describe_deadlock(block);
-    block.all.released.notify_all();
-    for (Meeting& m : block.warps) m.released.notify_all();
+  block.n_exited.fetch_add(1, std::memory_order_relaxed);
+  const int n_idle = block.n_idle.fetch_add(1, std::memory_order_relaxed) + 1, n_threads = static_cast<int>(block.threads.size());
+  if (n_idle == n_threads && block.n_exited.load(std::memory_order_relaxed) < n_threads && !block.has_failed.load(std::memory_order_relaxed)) {
+    record_failure(block, describe_deadlock(block));
   }
 }
 
@@ -138,14 +151,13 @@ void run_thread(Block& block, const std::function<void()>& kernel) {
   try {
     kernel();
   } catch (const std::exception& e) {
-    const std::lock_guard<std::mutex> lock(block.mutex);
-    if (block.error.empty()) block.error = e.what();
+    record_failure(block, e.what());
   }
   leave(block);
 }
 
 bool can_run(const Block& block, const ThreadState& t) {
-  return !t.fiber->is_done() && (t.waits_at == nullptr || t.waits_at->generation != t.waits_for || !block.error.empty());
+  return !t.fiber->is_done() && (t.meeting == nullptr || t.meeting->generation != t.generation || block.has_failed);
 }
 
 void run_fibers(Block& block, const std::function<void()>& kernel, std::mt19937_64* random) {
@@ -198,15 +210,7 @@ struct Launcher {
     const Settings& settings = g_executor->settings_;
     std::mt19937_64 random(settings.seed);
     for (std::int64_t b = 0; b < n_blocks; ++b) {
-      Block block;
-      block.settings = &settings;
-      block.index = static_cast<int>(b);
-      block.threads = std::vector<ThreadState>(static_cast<std::size_t>(n_threads));
-      block.warps = std::vector<Meeting>(static_cast<std::size_t>(n_threads / cuda::kWarp));
-      block.exchange.resize(block.warps.size());
-      for (int i = 0; i < n_threads; ++i) block.threads[static_cast<std::size_t>(i)].index = i;
-      for (Meeting& m : block.warps) m.n_expected = cuda::kWarp;
-      block.all.n_expected = n_threads;
+      Block block(settings, static_cast<int>(b), n_threads);
       g_block = &block;
       if (settings.mode == Mode::kFibers) run_fibers(block, kernel, &random);
       else run_threads(block, kernel);
@@ -245,12 +249,13 @@ int thread() { return t_thread->index; }
 int block() { return g_block->index; }
 
 void* shared(std::size_t bytes) {
-  const std::lock_guard<std::mutex> lock(g_block->mutex);
+  std::unique_lock<std::mutex> lock(g_block->mutex);
   if (!g_block->shared) {
     g_block->shared.reset(new unsigned char[bytes]);
     std::memset(g_block->shared.get(), simt::kPoison, bytes);
     g_block->shared_bytes = bytes;
   } else if (g_block->shared_bytes != bytes) {
+    lock.unlock();
     simt::fail(*g_block, "a kernel declares two shared objects");
   }
   return g_block->shared.get();
@@ -277,7 +282,6 @@ void mma_bf16(float c[4], const std::uint32_t a[4], const std::uint32_t b[2]) { 
 
 void access(const void* address, int bytes, bool is_store) {
   if (reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) != 0) {
-    const std::lock_guard<std::mutex> lock(g_block->mutex);
     simt::fail(*g_block, "misaligned access of " + std::to_string(bytes) + " bytes by " + simt::name_of(*g_block, *t_thread));
   }
   (is_store ? t_thread->counts.store_bytes : t_thread->counts.load_bytes) += bytes;
