@@ -42,13 +42,4 @@ KVRT_DEVICE bool warp_any(bool predicate) {
 #endif
 }
 
-/// Orders the shared-memory accesses of the warp's lanes.
-KVRT_DEVICE void warp_barrier() {
-#if defined(__CUDACC__)
-  __syncwarp();
-#else
-  executor::exchange("warp_barrier", nullptr, 0);
-#endif
-}
-
 }  // namespace kvrt::cuda

@@ -16,7 +16,6 @@ const char* name_of(DecodeFamily f) {
     case DecodeFamily::kB16: return "b16";
     case DecodeFamily::kI8: return "i8";
     case DecodeFamily::kI4: return "i4";
-    case DecodeFamily::kC4: return "c4";
   }
   return "?";
 }

@@ -36,8 +36,8 @@ struct DecodeArgs {
   Partial partials;       ///< [n_chunks, G], [n_chunks, G], [n_chunks, G, D]
 };
 
-/// Kernel families of one side (KERNELS.md 6): b16 = bf16, fp16; i8, i4 = int8, int4 with token.g<N>; c4 = int4.channel.g<N>.
-enum class DecodeFamily : std::uint8_t { kB16, kI8, kI4, kC4 };
+/// Kernel families of one side (KERNELS.md 6): b16 = bf16, fp16; i8, i4 = int8, int4 with token.g<N>.
+enum class DecodeFamily : std::uint8_t { kB16, kI8, kI4 };
 
 /// Family that stores this codec's pages; false, with `error` naming what has no kernel, if there is none.
 bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* error);

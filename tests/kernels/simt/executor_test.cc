@@ -20,8 +20,6 @@ namespace {
 using cuda::lane_index;
 using cuda::thread_index;
 
-struct NoArgs {};
-
 template <class Kernel>
 Status run(const Settings& settings, int n_threads, Kernel kernel, std::int64_t n_blocks = 1) {
   const Executor executor(settings);
