@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/codec/channel_order.h"
 #include "kernels/codec/grid_codec.h"
 #include "kernels/codec/int_codec.h"
 #include "kernels/codec/llamacpp_blocks.h"
@@ -32,6 +33,8 @@ struct PageCodec {
   StaticRange range;              ///< tensor, head; nvfp4: scale = gamma
   const StaticRange* channel_ranges = nullptr;  ///< channel.static: [D]
   Codebook codebook;              ///< nuq: of the plan; lm: set by make_page_codec
+  int spread = 0;                 ///< N of spread<N>: stored order of codes, and of the parameters of channel.g<N>; 0 = natural. Rows
+                                  ///< that are encoded and decoded, and groups of channels, are always in model order.
   const float* ef_u = nullptr;              ///< ef: [D(D+1)/2] of the head, upper triangle by rows; null = nearest codes
   const std::int32_t* ef_order = nullptr;   ///< ef: [D] of the head, channels in the order of feedback
 };
@@ -64,7 +67,7 @@ KVRT_HOST_DEVICE inline bool has_stored_lo(Format f) { return is_int(f) || is_nu
 KVRT_HOST_DEVICE inline int param_stride(Format f) { return has_stored_lo(f) ? 4 : is_fp4(f) ? 1 : 2; }
 KVRT_HOST_DEVICE inline std::int64_t param_offset(const PageCodec& c, int slot, int d) {
   const std::int64_t index = c.granularity == Granularity::kChannel
-                                 ? static_cast<std::int64_t>(slot / c.group) * c.head_dim + d
+                                 ? static_cast<std::int64_t>(slot / c.group) * c.head_dim + stored_position(c.spread, c.head_dim, d)
                                  : static_cast<std::int64_t>(slot) * (c.head_dim / c.group) + d / c.group;
   return c.params + param_stride(c.format) * index;
 }
@@ -79,15 +82,17 @@ KVRT_HOST_DEVICE inline Grid grid_at(const PageCodec& c, const std::uint8_t* blo
   return {has_stored_lo(c.format) ? f16_to_f32(load_le16(p + 2)) : 0.0f, f16_to_f32(load_le16(p))};
 }
 
-/// code(d): code of channel d, called once for each, in order.
+/// code_of(d): code of channel d, called once for each, in stored order.
 template <class CodeOf>
-KVRT_HOST_DEVICE inline void pack_slot(const PageCodec& c, int slot, CodeOf code, std::uint8_t* block) {
+KVRT_HOST_DEVICE inline void pack_slot(const PageCodec& c, int slot, CodeOf code_of, std::uint8_t* block) {
+  const auto code = [&](int position) { return code_of(stored_channel(c.spread, c.head_dim, position)); };
   std::uint8_t* row = block + slot * c.row_bytes;
   std::uint8_t* plane_b = block + c.plane_b + slot * (c.row_bytes / 2);
   if (c.bits == 3 && !is_int(c.format)) pack_codebook_row3(c.head_dim, code, row, plane_b);
   else pack_row(c.bits, c.head_dim, code, row, plane_b);
 }
-KVRT_HOST_DEVICE inline std::uint8_t unpack_slot(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
+KVRT_HOST_DEVICE inline std::uint8_t unpack_slot(const PageCodec& c, const std::uint8_t* block, int slot, int channel) {
+  const int d = stored_position(c.spread, c.head_dim, channel);
   const std::uint8_t* row = block + slot * c.row_bytes;
   const std::uint8_t* plane_b = block + c.plane_b + slot * (c.row_bytes / 2);
   if (c.bits == 3 && !is_int(c.format)) return unpack_codebook_code3(row, plane_b, d);
@@ -99,7 +104,7 @@ KVRT_HOST_DEVICE inline void encode_exact(const PageCodec& c, const float* x, st
     const float v = finite_or_zero(x[d], counters);
     std::uint16_t h = c.format == Format::kBf16 ? f32_to_bf16_finite(v) : f32_to_f16_rne(v);
     if (c.format == Format::kFp16 && (h & 0x7FFFu) == 0x7C00u) --h, ++counters->saturated;
-    store_le16(row + 2 * d, h);
+    store_le16(row + 2 * stored_position(c.spread, c.head_dim, d), h);
   }
 }
 
@@ -244,7 +249,8 @@ KVRT_HOST_DEVICE inline void decode_row(const PageCodec& c, const std::uint8_t* 
   const std::uint8_t* row = block + slot * c.row_bytes;
   for (int d = 0; d < c.head_dim; ++d) {
     if (is_exact(c.format)) {
-      out[d] = c.format == Format::kBf16 ? bf16_to_f32(load_le16(row + 2 * d)) : f16_to_f32(load_le16(row + 2 * d));
+      const std::uint16_t h = load_le16(row + 2 * stored_position(c.spread, c.head_dim, d));
+      out[d] = c.format == Format::kBf16 ? bf16_to_f32(h) : f16_to_f32(h);
     } else if (is_llamacpp_block(c.format)) {
       out[d] = decode_llama_block(c.format, row + d / kLlamaBlock * llama_block_bytes(c.format), d % kLlamaBlock);
     } else {

@@ -7,7 +7,6 @@ namespace kvrt {
 namespace {
 
 constexpr std::int64_t kAlign = 128;
-constexpr std::int64_t kExactPageTokens = 16;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
@@ -100,16 +99,22 @@ BlockLayout block_layout(const LayerLayout& layer, CacheSide side, bool salient)
   return b;
 }
 
+BlockLayout exact_layout(const LayerLayout& layer, CacheSide side) {
+  BlockLayout b;
+  b.page_tokens = static_cast<int>(kExactPageTokens);
+  b.codes = b.block = kExactPageTokens * 2 * layer.head_dim;
+  // An int64 and a uint16 offset a slot.
+  b.header = side == CacheSide::kK && layer.k.pre ? round_up(8 + 2 * kExactPageTokens, kAlign) : 0;
+  b.page = b.header + layer.n_kv_heads * b.block;
+  return b;
+}
+
 std::int64_t cache_bytes(const LayerLayout& layer, CacheSide side, std::int64_t n_tokens) {
   const std::int64_t length = layer.sliding_window > 0 ? std::min(n_tokens, layer.sliding_window) : n_tokens;
   const Tiers& t = layer.tiers;
-  // One exact pool holds sinks and window. Keys before RoPE need each slot's position: an int64 and a uint16 offset a slot.
   const std::int64_t exact_pages = (sink_slots(t) + ring_slots(t)) / kExactPageTokens;
-  const bool exact_header = side == CacheSide::kK && layer.k.pre;
-  const std::int64_t exact_page =
-      (exact_header ? round_up(8 + 2 * kExactPageTokens, kAlign) : 0) + layer.n_kv_heads * kExactPageTokens * 2 * layer.head_dim;
   const std::int64_t blocks = blocks_out(t, length);
-  std::int64_t bytes = exact_pages * exact_page;
+  std::int64_t bytes = exact_pages * exact_layout(layer, side).page;
   const BlockLayout base = block_layout(layer, side);
   bytes += ceil_div(blocks * t.block_base, base.page_tokens) * base.page;
   if (t.block_salient > 0) {

@@ -34,6 +34,11 @@ struct BlockLayout {
 };
 BlockLayout block_layout(const LayerLayout& layer, CacheSide side, bool salient = false);
 
+/// Tokens of a page of the exact pool, which holds sinks and window of a layer in bf16.
+inline constexpr std::int64_t kExactPageTokens = 16;
+/// The exact pool's pages: `codes` and `block` of one head; keys before RoPE have a header with each slot's position.
+BlockLayout exact_layout(const LayerLayout& layer, CacheSide side);
+
 /// Bytes of one coded row's codes (row(b) of KERNELS.md 3.2).
 std::int64_t row_bytes(const Scheme& scheme, int head_dim);
 

@@ -63,6 +63,12 @@ static void dot_tile(const float* tile, int d, int n_rows, const float* q, float
   for (; t < n_rows; t += kLanes) dot_tokens<kB, 1>(tile + t, d, q, scores + t);
 }
 
+/// cap * tanh(score / cap).
+KVRT_INLINE F capped(F score, float cap) {
+  const F e = exp2_lanes(magnitude(score) * (-2.0f * 1.4426950408889634f / cap)), value = (1.0f - e) / (1.0f + e) * cap;
+  return bits_as<F>(bits_as<I>(value) | (bits_as<I>(score) & INT32_MIN));
+}
+
 struct Softmax {
   float m;
   F l;  ///< sum of p, lane by lane

@@ -16,6 +16,7 @@ struct TileParams {
   int group = 0, n_groups = 0;  ///< kToken: channels of a group, groups of a row
   float* scale = nullptr;
   float* lo = nullptr;
+  float book[kMaxCodebook] = {};  ///< codebook formats: what an entry counts before scale and lo
 };
 
 /// Floats of scratch that load_params() fills: 2 * this for one side.
@@ -58,19 +59,25 @@ static TileParams load_params(const PageCodec& c, const std::uint8_t* block, int
   TileParams p;
   p.scale = scratch, p.lo = scratch + param_floats(c.head_dim);
   const std::uint8_t* const stored = block + c.params;
-  const bool has_lo = c.format == Format::kInt8 || c.format == Format::kInt4 || c.format == Format::kInt3 || c.format == Format::kInt2;
+  const bool has_lo = is_int(c.format) || is_nuq(c.format);
+  for (int i = 0; i < c.codebook.size; ++i) p.book[i] = c.codebook.entries[i] + (is_nuq(c.format) ? 1.0f : 0.0f);
+  if (c.granularity == Granularity::kChannelStatic) {
+    p.kind = ParamKind::kChannel;
+    for (int i = 0; i < c.head_dim; ++i) p.scale[i] = c.channel_ranges[i].scale, p.lo[i] = has_lo ? c.channel_ranges[i].lo : 0.0f;
+    return p;
+  }
   if (c.granularity == Granularity::kChannel) {
     p.kind = ParamKind::kChannel;
     const std::uint8_t* pairs = stored + 4 * static_cast<std::int64_t>(slot / c.group) * c.head_dim;
     for (int i = 0; i < c.head_dim; i += kLanes) store_pairs(load_int(pairs + 4 * i), p.scale + i, p.lo + i);
     return p;
   }
-  if (c.format == Format::kBf16 || c.format == Format::kFp16) return p;
+  if (is_exact(c.format)) return p;
   p.kind = ParamKind::kToken;
   const bool is_token = c.granularity == Granularity::kToken;
   p.group = is_token ? c.group : c.head_dim, p.n_groups = c.head_dim / p.group;
   if (!is_token) {
-    for (int t = 0; t < kTile; ++t) p.scale[t] = c.static_scale, p.lo[t] = 0.0f;
+    for (int t = 0; t < kTile; ++t) p.scale[t] = c.range.scale, p.lo[t] = has_lo ? c.range.lo : 0.0f;
   } else if (has_lo) {
     const std::int64_t row = 4 * p.n_groups;
     if (p.n_groups == 1) {

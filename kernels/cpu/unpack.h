@@ -1,6 +1,6 @@
 #pragma once
-// Codes of one tile to fp32: by rows [token][D] for values, by columns [D][kTile] for keys. Values are those of decode_row(), bit for
-// bit but for the sign of zero (a test compares them). NaN codes of fp8 are the exception: no encoder emits them.
+// Codes of one tile to fp32: by rows [token][D] for values, by columns [D][kTile] for keys. Values are those of decode_row() but for
+// the sign of zero and one rounding where product and sum are contracted. NaN codes of fp8 are the exception: no encoder emits them.
 // Column order comes from a transposition of whole 32-bit words, so that a field of a word is the same channel in every lane.
 // Internal linkage, like simd.h.
 
@@ -10,13 +10,13 @@ namespace kvrt {
 namespace {
 
 /// What a code stands for before scale and minimum.
-enum class Base { kUnsigned, kSymmetric, kE4m3, kE5m2, kBf16, kFp16 };
+enum class Base { kUnsigned, kSymmetric, kBook, kE4m3, kE5m2, kBf16, kFp16 };
 
 /// Codes of up to 4 bits are looked up where a permutation takes any 4-bit index: bits above the code need no masking, since the table
 /// repeats itself, and scale and minimum go into the table.
-constexpr bool by_table(int bits) { return kLanes == 16 && bits <= 4; }
-template <int kBits>
-constexpr std::int32_t kFieldMask = by_table(kBits) ? -1 : static_cast<std::int32_t>((1u << kBits) - 1u);
+constexpr bool by_table(Base base, int bits) { return kLanes == 16 && bits <= 4 && base != Base::kBook; }
+template <Base kBase, int kBits>
+constexpr std::int32_t kFieldMask = by_table(kBase, kBits) ? -1 : static_cast<std::int32_t>((1u << kBits) - 1u);
 
 template <Base kBase, int kBits>
 KVRT_INLINE F table_of_codes() {
@@ -30,10 +30,25 @@ KVRT_INLINE F look_up([[maybe_unused]] F table, [[maybe_unused]] I index) {
 #endif
 }
 
+/// table[code], code 0..15. table: 16 entries.
+KVRT_INLINE F look_up_entry(const float* table, I code) {
+#if defined(__AVX512F__)
+  return look_up(load<F>(table), code);
+#elif defined(__AVX2__)
+  return reinterpret_cast<F>(_mm256_i32gather_ps(table, reinterpret_cast<__m256i>(code), 4));
+#else
+  F v;
+  for (int i = 0; i < kLanes; ++i) v[i] = table[code[i]];
+  return v;
+#endif
+}
+
 template <Base kBase, int kBits>
-KVRT_INLINE F base_value(I code) {
-  if constexpr (by_table(kBits)) {
+KVRT_INLINE F base_value([[maybe_unused]] const float* book, I code) {
+  if constexpr (by_table(kBase, kBits)) {
     return look_up(table_of_codes<kBase, kBits>(), code);
+  } else if constexpr (kBase == Base::kBook) {
+    return look_up_entry(book, code);
   } else if constexpr (kBase == Base::kUnsigned) {
     return to_float(code);
   } else if constexpr (kBase == Base::kSymmetric) {
@@ -56,12 +71,18 @@ KVRT_INLINE F base_value(I code) {
 constexpr std::int32_t kCellShift[16] = {0, 3, 6, 9, 12, 0, 3, 6, 9, 12, 0, 3, 6, 9, 12, 15};
 
 /// Codes of channels [c, c + kLanes) of one row, lane by lane, with bits above the code under by_table(). c: a multiple of kLanes.
-template <int kBits>
+template <Base kBase, int kBits>
 KVRT_INLINE I row_codes(const std::uint8_t* row, const std::uint8_t* plane_b, int c) {
   if constexpr (kBits == 16) {
     return load_halves(row + 2 * c);
   } else if constexpr (kBits == 8) {
     return load_bytes(row + c);
+  } else if constexpr (kBits == 3 && kBase == Base::kBook) {
+    const int cell = c / 32, half = c % 32 / 16;
+    const I r = lane_index() + c % 16;
+    const I low = splat_int(read_as<std::int32_t>(row + 8 * cell + 4 * half)) >> 2 * r & 3;
+    const I high = splat_int(read_as<std::int32_t>(plane_b + 4 * cell)) >> (4 * (r >> 1) + 2 * half + (r & 1)) & 1;
+    return low | high << 2;
   } else if constexpr (kBits == 3) {
     const int cell = c / 32, half = c % 32 / 16, first = c % 16;
     const std::uint32_t w0 = word_at(row + 8 * cell) >> (16 * half), w1 = word_at(row + 8 * cell + 4) >> (16 * half);
@@ -70,7 +91,7 @@ KVRT_INLINE I row_codes(const std::uint8_t* row, const std::uint8_t* plane_b, in
     const I r = lane_index() + first;
     const I words = r < 5 ? splat_int(static_cast<std::int32_t>(w0)) : r < 10 ? splat_int(static_cast<std::int32_t>(w1))
                                                                               : splat_int(static_cast<std::int32_t>(w2));
-    const I codes = words >> load_int(kCellShift + first) & kFieldMask<3>;
+    const I codes = words >> load_int(kCellShift + first) & kFieldMask<kBase, 3>;
     return r == 15 ? splat_int(last) : codes;
   } else {
     constexpr int kPerWord = 32 / kBits;
@@ -82,7 +103,7 @@ KVRT_INLINE I row_codes(const std::uint8_t* row, const std::uint8_t* plane_b, in
       const std::uint8_t* p = row + 4 * (c / kPerWord);
       words = lane_index() < kPerWord ? splat_int(read_as<std::int32_t>(p)) : splat_int(read_as<std::int32_t>(p + 4));
     }
-    return words >> (lane_index() % kPerWord * kBits) & kFieldMask<kBits>;
+    return words >> (lane_index() % kPerWord * kBits) & kFieldMask<kBase, kBits>;
   }
 }
 
@@ -96,14 +117,15 @@ struct TileRef {
 template <Base kBase, int kBits>
 struct ScaledCodes {
   F scale, lo;  ///< under by_table(): lo is the table of values
-  KVRT_INLINE ScaledCodes of(float scale, float lo) {
+  const float* book;
+  KVRT_INLINE ScaledCodes of(const TileParams& p, float scale, float lo) {
     const F s = splat<F>(scale), l = splat<F>(lo);
-    if constexpr (by_table(kBits)) return {s, table_of_codes<kBase, kBits>() * s + l};
-    else return {s, l};
+    if constexpr (by_table(kBase, kBits)) return {s, table_of_codes<kBase, kBits>() * s + l, p.book};
+    else return {s, l, p.book};
   }
   KVRT_INLINE F value(const ScaledCodes& a, I code) {
-    if constexpr (by_table(kBits)) return look_up(a.lo, code);
-    else return base_value<kBase, kBits>(code) * a.scale + a.lo;
+    if constexpr (by_table(kBase, kBits)) return look_up(a.lo, code);
+    else return base_value<kBase, kBits>(a.book, code) * a.scale + a.lo;
   }
 };
 
@@ -119,12 +141,12 @@ static void unpack_rows(const TileRef& tile, const TileParams& p, int begin, int
     const std::uint8_t* plane_b = tile.block + c.plane_b + slot * (c.row_bytes / 2);
     float* target = out + static_cast<std::int64_t>(t) * d;
     for (int g = 0; g * group < d; ++g) {
-      const Scaled scaled = kKind == ParamKind::kToken ? Scaled::of(p.scale[g * kTile + t], p.lo[g * kTile + t]) : Scaled{};
+      const Scaled scaled = kKind == ParamKind::kToken ? Scaled::of(p, p.scale[g * kTile + t], p.lo[g * kTile + t]) : Scaled{};
       for (int i = g * group; i < (g + 1) * group; i += kLanes) {
-        const I code = row_codes<kBits>(row, plane_b, i);
+        const I code = row_codes<kBase, kBits>(row, plane_b, i);
         if constexpr (kKind == ParamKind::kToken) store(target + i, Scaled::value(scaled, code));
-        else if constexpr (kKind == ParamKind::kChannel) store(target + i, base_value<kBase, kBits>(code) * load<F>(p.scale + i) + load<F>(p.lo + i));
-        else store(target + i, base_value<kBase, kBits>(code));
+        else if constexpr (kKind == ParamKind::kChannel) store(target + i, base_value<kBase, kBits>(p.book, code) * load<F>(p.scale + i) + load<F>(p.lo + i));
+        else store(target + i, base_value<kBase, kBits>(p.book, code));
       }
     }
   }
@@ -139,14 +161,14 @@ KVRT_INLINE void unpack_columns_of(const TileRef& tile, const TileParams& p, flo
   const int d = c.head_dim;
   const std::uint8_t* base = tile.block + tile.slot * c.row_bytes;
   const auto put = [&](int channel, auto code_of) {
-    const Scaled scaled = kKind == ParamKind::kChannel ? Scaled::of(p.scale[channel], p.lo[channel]) : Scaled{};
+    const Scaled scaled = kKind == ParamKind::kChannel ? Scaled::of(p, p.scale[channel], p.lo[channel]) : Scaled{};
     const std::int64_t group = kKind == ParamKind::kToken ? channel / p.group * kTile : 0;
     float* target = out + static_cast<std::int64_t>(channel) * kTile;
     for (int v = 0; v < kV; ++v, target += kLanes) {
       const I code = code_of(v);
       if constexpr (kKind == ParamKind::kChannel) store(target, Scaled::value(scaled, code));
-      else if constexpr (kKind == ParamKind::kToken) store(target, base_value<kBase, kBits>(code) * load<F>(p.scale + group + v * kLanes) + load<F>(p.lo + group + v * kLanes));
-      else store(target, base_value<kBase, kBits>(code));
+      else if constexpr (kKind == ParamKind::kToken) store(target, base_value<kBase, kBits>(p.book, code) * load<F>(p.scale + group + v * kLanes) + load<F>(p.lo + group + v * kLanes));
+      else store(target, base_value<kBase, kBits>(p.book, code));
     }
   };
   if constexpr (kBits == 3) {
@@ -156,12 +178,22 @@ KVRT_INLINE void unpack_columns_of(const TileRef& tile, const TileParams& p, flo
     transpose_words(tile.block + c.plane_b + tile.slot * (c.row_bytes / 2), c.row_bytes / 2, n_cells, kRows, words_b);
     for (int half = 0; half < d / 16; ++half) {
       const int cell = half / 2, top = half % 2 * 16;
-      I w[3][kV];
+      I w[3][kV], low[kV], high[kV];  // low, high: the two planes of a codebook's cell
+      for (int v = 0; v < kV; ++v) {
+        low[v] = load_int(words + half * kTile + v * kLanes), high[v] = load_int(words_b + cell * kTile + v * kLanes);
+      }
       for (int v = 0; v < kV; ++v) {
         w[0][v] = load_int(words + 2 * cell * kTile + v * kLanes) >> top, w[1][v] = load_int(words + (2 * cell + 1) * kTile + v * kLanes) >> top;
         w[2][v] = load_int(words_b + cell * kTile + v * kLanes) >> top;
       }
-      for (int r = 0; r < 15; ++r) put(16 * half + r, [&](int v) { return w[r / 5][v] >> kCellShift[r] & kFieldMask<3>; });
+      if constexpr (kBase == Base::kBook) {
+        for (int r = 0; r < 16; ++r) {
+          const int at = 4 * (r / 2) + 2 * (half % 2) + r % 2;
+          put(16 * half + r, [&](int v) { return (low[v] >> 2 * r & 3) | (high[v] >> at & 1) << 2; });
+        }
+        continue;
+      }
+      for (int r = 0; r < 15; ++r) put(16 * half + r, [&](int v) { return w[r / 5][v] >> kCellShift[r] & kFieldMask<kBase, 3>; });
       put(16 * half + 15, [&](int v) { return (w[0][v] >> 15 & 1) | (w[1][v] >> 14 & 2) | (w[2][v] >> 13 & 4); });
     }
   } else {
@@ -170,7 +202,7 @@ KVRT_INLINE void unpack_columns_of(const TileRef& tile, const TileParams& p, flo
     for (int w = 0; w < d / kPerWord; ++w) {
       I word[kV];
       for (int v = 0; v < kV; ++v) word[v] = load_int(words + w * kTile + v * kLanes);
-      for (int i = 0; i < kPerWord; ++i) put(w * kPerWord + i, [&](int v) { return word[v] >> (kBits * i) & kFieldMask<kBits>; });
+      for (int i = 0; i < kPerWord; ++i) put(w * kPerWord + i, [&](int v) { return word[v] >> (kBits * i) & kFieldMask<kBase, kBits>; });
     }
   }
 }
@@ -181,11 +213,12 @@ static void unpack_columns(const TileRef& tile, const TileParams& p, float* out,
 }
 
 /// Rows of llama.cpp blocks (kernels/codec/llamacpp_blocks.h).
+constexpr Iq4NlLevels kIq4NlTable = {};
 template <Format kFormat>
 static void unpack_llama_rows(const TileRef& tile, int begin, int end, float* out) {
   constexpr bool kHasMin = kFormat == Format::kQ4_1 || kFormat == Format::kQ5_1;
   constexpr bool kFifth = kFormat == Format::kQ5_0 || kFormat == Format::kQ5_1;
-  constexpr int kHeader = 2 + 2 * kHasMin, kMid = kHasMin ? 0 : kFifth ? 16 : 8;
+  constexpr int kHeader = 2 + 2 * kHasMin, kMid = kHasMin || kFormat == Format::kIq4Nl ? 0 : kFifth ? 16 : 8;
   const PageCodec& c = *tile.codec;
   for (int t = begin; t < end; ++t) {
     const std::uint8_t* row = tile.block + (tile.slot + t) * c.row_bytes;
@@ -206,7 +239,8 @@ static void unpack_llama_rows(const TileRef& tile, int begin, int end, float* ou
           }
           code -= kMid;
         }
-        store(target + i, to_float(code) * scale + min);
+        const F base = kFormat == Format::kIq4Nl ? look_up_entry(kIq4NlTable.level, code) : to_float(code);
+        store(target + i, base * scale + min);
       }
     }
   }

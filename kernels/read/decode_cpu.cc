@@ -69,15 +69,20 @@ Status check_head_attention(const HeadAttention& job) {
   }
   if (s.n_tokens > 0 && (!s.pages || !s.k.pool || !s.v.pool)) return bad("the page list or a pool is null");
   if (!s.pre) return {};
-  if (!job.rotary || job.rotary->pairs < 1) return bad("keys before RoPE need rotary tables");
-  if (2 * job.rotary->pairs > k.head_dim) {
-    return bad("the rotary tables turn " + std::to_string(2 * job.rotary->pairs) + " channels; head_dim is " + std::to_string(k.head_dim));
+  if (!job.rope || job.rope->n_pairs < 1 || !job.rope_tile) return bad("keys before RoPE need both rotary tables");
+  if (2 * job.rope->n_pairs > k.head_dim) {
+    return bad("the rotary tables turn " + std::to_string(2 * job.rope->n_pairs) + " channels; head_dim is " + std::to_string(k.head_dim));
   }
-  if (s.first_position < 0 || s.first_position + s.n_tokens - 1 > job.rotary->max_position) {
-    return bad("positions " + std::to_string(s.first_position) + " to " + std::to_string(s.first_position + s.n_tokens - 1) +
-               " leave the rotary tables, which end at " + std::to_string(job.rotary->max_position));
-  }
+  if (s.first_position < 0) return bad("first_position is " + std::to_string(s.first_position) + "; expected >= 0");
   return {};
+}
+
+void rope_tile_table(const RopeTables& rope, float* out) {
+  for (int i = 0; i < rope.n_pairs; ++i) {
+    for (int part = 0; part < 2; ++part) {
+      for (int b = 0; b < kRopeTile; ++b) *out++ = rope.fine[(b * 2 + part) * rope.n_pairs + i];
+    }
+  }
 }
 
 void clear_partial(const Partial& partial, int n_queries, int head_dim) {

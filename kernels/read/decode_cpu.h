@@ -5,18 +5,22 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/codec/rope.h"
 #include "kernels/core/status.h"
-#include "kernels/read/rotary_tables.h"
 #include "kernels/read/segment.h"
 
 namespace kvrt {
+
+inline constexpr int kRopeTile = 32;  ///< offsets inside a tile of tokens
 
 /// G = query heads of this KV head, D = head_dim of both codecs.
 struct HeadAttention {
   Segment segment;
   const float* q = nullptr;            ///< [G, D] at its own position (rotated), times softmax scale * log2 e, in the frame of stored keys
   int n_queries = 0;                   ///< G
-  const RotaryView* rotary = nullptr;  ///< with segment.pre
+  const RopeTables* rope = nullptr;    ///< with segment.pre; its coarse table reaches the segment's last position
+  const float* rope_tile = nullptr;    ///< with segment.pre: rope_tile_table()
+  float soft_cap = 0.0f;               ///< 0: none; else in the unit of scores, times log2 e
   const float* k_mean = nullptr;       ///< [D] or null: `center` of K, added to keys before they are rotated
   const float* v_mean = nullptr;       ///< [D] or null: `center` of V
   Partial out;                         ///< the segment's tokens are added to it
@@ -41,6 +45,10 @@ std::int64_t decode_workspace_floats(int head_dim, int n_queries);
 
 /// What attend_head() requires and the caller checks once per layer. Codes: kArgument.
 Status check_head_attention(const HeadAttention& job);
+
+/// [n_pairs, 2, 32]: the first offsets of the fine table, position fastest. Keys of a tile are rotated by their offset inside it,
+/// queries back by the position of its first slot.
+void rope_tile_table(const RopeTables& rope, float* out);
 
 /// Merges partials of the same query heads over different tokens: out[g] = sum of o / sum of l in one base; lse (or null): natural
 /// logarithm of the denominator. Partials without tokens count nothing; a head without any token gives zeros and -infinity.

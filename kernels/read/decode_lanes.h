@@ -29,9 +29,10 @@ struct Workspace {
   float* o;             ///< [queries][width]
   float* softmax;       ///< [queries] of Softmax
   float* q_sum;         ///< [queries]
+  float* bias;          ///< [queries]
   float* angles;        ///< [2][pairs]
 };
-static_assert(kRotaryTile == kTile, "one tile's offsets");
+static_assert(kRopeTile == kTile, "one tile's offsets");
 constexpr std::int64_t kSoftmaxFloats = 32;
 static_assert(sizeof(Softmax) <= kSoftmaxFloats * sizeof(float), "a state fits its place");
 
@@ -49,7 +50,7 @@ static std::int64_t lay_out(int head_dim, int n_queries, float* base, Workspace*
   w->params = take(2 * param_floats(static_cast<int>(width)));
   w->q = take(queries * width), w->q_rotated = take(queries * width);
   w->scores = take(queries * kTile), w->o = take(queries * width);
-  w->softmax = take(queries * kSoftmaxFloats), w->q_sum = take(queries), w->angles = take(width);
+  w->softmax = take(queries * kSoftmaxFloats), w->q_sum = take(queries), w->bias = take(queries), w->angles = take(width);
   return used;
 }
 KVRT_INLINE Softmax* softmax_of(const Workspace& w, int g) { return reinterpret_cast<Softmax*>(w.softmax + g * kSoftmaxFloats); }
@@ -59,19 +60,10 @@ KVRT_INLINE Softmax* softmax_of(const Workspace& w, int g) { return reinterpret_
 enum class Unpacker { kScalar, kLlama, kVector };
 
 static Unpacker unpacker_of(const PageCodec& c) {
-  if (c.head_dim % 16 != 0) return Unpacker::kScalar;
-  switch (c.format) {
-    case Format::kBf16: case Format::kFp16: return Unpacker::kVector;
-    case Format::kInt8: case Format::kInt4: case Format::kInt3: case Format::kInt2:
-      return c.granularity == Granularity::kChannel ? (c.group % kTile == 0 ? Unpacker::kVector : Unpacker::kScalar)
-             : c.granularity == Granularity::kToken && c.group % kLanes == 0 ? Unpacker::kVector : Unpacker::kScalar;
-    case Format::kSint8: case Format::kSint4:
-      return c.granularity == Granularity::kToken && c.group % kLanes == 0 ? Unpacker::kVector : Unpacker::kScalar;
-    case Format::kFp8E4m3: case Format::kFp8E5m2:
-      return c.granularity == Granularity::kToken && c.group % kLanes != 0 ? Unpacker::kScalar : Unpacker::kVector;
-    case Format::kQ8_0: case Format::kQ4_0: case Format::kQ4_1: case Format::kQ5_0: case Format::kQ5_1: return Unpacker::kLlama;
-    default: return Unpacker::kScalar;
-  }
+  if (c.head_dim % 16 != 0 || is_fp4(c.format)) return Unpacker::kScalar;
+  if (is_llamacpp_block(c.format)) return Unpacker::kLlama;
+  if (c.granularity == Granularity::kChannel && c.group % kTile != 0) return Unpacker::kScalar;
+  return c.granularity == Granularity::kToken && c.group % kLanes != 0 ? Unpacker::kScalar : Unpacker::kVector;
 }
 
 template <Base kB, int kN>
@@ -101,6 +93,9 @@ KVRT_INLINE void with_code_type(Format f, Body body) {
     case Format::kInt8: return body(CodeType<Base::kUnsigned, 8>{});
     case Format::kInt4: return body(CodeType<Base::kUnsigned, 4>{});
     case Format::kInt3: return body(CodeType<Base::kUnsigned, 3>{});
+    case Format::kNuq4: case Format::kLm4: return body(CodeType<Base::kBook, 4>{});
+    case Format::kNuq3: case Format::kLm3: return body(CodeType<Base::kBook, 3>{});
+    case Format::kNuq2: case Format::kLm2: return body(CodeType<Base::kBook, 2>{});
     default: return body(CodeType<Base::kUnsigned, 2>{});
   }
 }
@@ -113,6 +108,7 @@ static void unpack_other_rows(const TileRef& tile, Unpacker unpacker, int begin,
     case Format::kQ8_0: return unpack_llama_rows<Format::kQ8_0>(tile, begin, end, out);
     case Format::kQ4_0: return unpack_llama_rows<Format::kQ4_0>(tile, begin, end, out);
     case Format::kQ4_1: return unpack_llama_rows<Format::kQ4_1>(tile, begin, end, out);
+    case Format::kIq4Nl: return unpack_llama_rows<Format::kIq4Nl>(tile, begin, end, out);
     case Format::kQ5_0: return unpack_llama_rows<Format::kQ5_0>(tile, begin, end, out);
     default: return unpack_llama_rows<Format::kQ5_1>(tile, begin, end, out);
   }
@@ -161,7 +157,9 @@ static void load_queries(const HeadAttention& job, const Workspace& w) {
         const float v = c < d && first + g < job.n_queries ? job.q[static_cast<std::int64_t>(first + g) * d + c] : 0.0f;
         block[static_cast<std::int64_t>(c) * kB + g] = v, sum += v;
       }
-      w.q_sum[first + g] = sum;
+      float bias = 0;  // of the mean of keys, the same for every token of the segment
+      for (int c = 0; job.k_mean && !job.segment.pre && c < d; ++c) bias += block[static_cast<std::int64_t>(c) * kB + g] * job.k_mean[c];
+      w.q_sum[first + g] = sum, w.bias[first + g] = bias;
     }
   });
 }
@@ -169,28 +167,28 @@ static void load_queries(const HeadAttention& job, const Workspace& w) {
 struct Pair {
   int x, y;
 };
-KVRT_INLINE Pair pair_channels(const RotaryView& r, int i) { return r.interleaved ? Pair{2 * i, 2 * i + 1} : Pair{i, i + r.pairs}; }
+KVRT_INLINE Pair pair_channels(const RopeTables& r, int i) { return r.interleaved ? Pair{2 * i, 2 * i + 1} : Pair{i, i + r.n_pairs}; }
 
 /// Rotates queries by -position, that of the tile's first slot: (R_p k) . q = k . (R_-p q). A ring's tile may begin before position 0.
 static void rotate_queries(const HeadAttention& job, std::int64_t position, const Workspace& w) {
-  const RotaryView& r = *job.rotary;
+  const RopeTables& r = *job.rope;
   const std::int64_t width = padded_width(job.segment.k.codec.head_dim), at = position < 0 ? -position : position;
-  const float* coarse = r.coarse + at / kRotaryStep * 2 * r.pairs;
-  const float* fine = r.fine + at % kRotaryStep * 2 * r.pairs;
+  const float* coarse = r.coarse + at / kRopeCoarse * 2 * r.n_pairs;
+  const float* fine = r.fine + at % kRopeCoarse * 2 * r.n_pairs;
   float* const angles = w.angles;
-  for_lanes(r.pairs, [&](auto tag, int i) {
+  for_lanes(r.n_pairs, [&](auto tag, int i) {
     using V = decltype(tag);
-    const V c1 = load<V>(coarse + i), s1 = load<V>(coarse + r.pairs + i), c2 = load<V>(fine + i), s2 = load<V>(fine + r.pairs + i);
+    const V c1 = load<V>(coarse + i), s1 = load<V>(coarse + r.n_pairs + i), c2 = load<V>(fine + i), s2 = load<V>(fine + r.n_pairs + i);
     const V sine = s1 * c2 + c1 * s2;
     store(angles + i, c1 * c2 - s1 * s2);
-    store(angles + r.pairs + i, position < 0 ? -sine : sine);
+    store(angles + r.n_pairs + i, position < 0 ? -sine : sine);
   });
   for_query_blocks(job.n_queries, [&](auto size, int first) {
     constexpr int kB = decltype(size)::n;
     const float* __restrict from = w.q + first * width;
     float* __restrict to = w.q_rotated + first * width;
-    for (int i = 0; i < r.pairs; ++i) {
-      const float c = angles[i], s = angles[r.pairs + i];
+    for (int i = 0; i < r.n_pairs; ++i) {
+      const float c = angles[i], s = angles[r.n_pairs + i];
       const Pair p = pair_channels(r, i);
       const float *x = from + p.x * kB, *y = from + p.y * kB;
       float *x_out = to + p.x * kB, *y_out = to + p.y * kB;
@@ -200,12 +198,12 @@ static void rotate_queries(const HeadAttention& job, std::int64_t position, cons
       for (int g = 0; g < kB; ++g) x_out[g] = rotated[0][g];
       for (int g = 0; g < kB; ++g) y_out[g] = rotated[1][g];
     }
-    for (std::int64_t i = 2 * r.pairs * kB; i < width * kB; ++i) to[i] = from[i];
+    for (std::int64_t i = 2 * r.n_pairs * kB; i < width * kB; ++i) to[i] = from[i];
   });
 }
 
 static void rotate_columns(const HeadAttention& job, const TileRef& tile, const Workspace& w) {
-  const RotaryView& r = *job.rotary;
+  const RopeTables& r = *job.rope;
   if (job.k_mean) {
     for (int c = 0; c < tile.codec->head_dim; ++c) {
       float* column = w.columns + static_cast<std::int64_t>(c) * kTile;
@@ -213,11 +211,11 @@ static void rotate_columns(const HeadAttention& job, const TileRef& tile, const 
     }
   }
   const auto rotate = [&](auto size) {
-    for (int i = 0; i < r.pairs; ++i) {
+    for (int i = 0; i < r.n_pairs; ++i) {
       const Pair p = pair_channels(r, i);
-      const float* angles = r.by_pair + static_cast<std::int64_t>(i) * 2 * kRotaryTile;
+      const float* angles = job.rope_tile + static_cast<std::int64_t>(i) * 2 * kRopeTile;
       rotate_pair<decltype(size)::n>(w.columns + static_cast<std::int64_t>(p.x) * kTile, w.columns + static_cast<std::int64_t>(p.y) * kTile,
-                                     angles, angles + kRotaryTile);
+                                     angles, angles + kRopeTile);
     }
   };
   if (tile.n_rows == kTile) rotate(Size<kTileVectors>{});
@@ -266,6 +264,13 @@ static void attend_tile(const HeadAttention& job, const TileRef& key, const Tile
           store(row + t, load<F>(row + t) * load<F>(p.scale + t) + load<F>(p.lo + t) * w.q_sum[first + g]);
         }
       }
+      const float bias = w.bias[first + g];
+      if (bias != 0.0f || job.soft_cap > 0.0f) {
+        for (int t = 0; t < key.n_rows; t += kLanes) {
+          const F score = load<F>(row + t) + bias;
+          store(row + t, job.soft_cap > 0.0f ? capped(score, job.soft_cap) : score);
+        }
+      }
       const float factor = softmax_tile(softmax_of(w, first + g), begin, end, key.n_rows, row);
       float* o = w.o + (first + g) * width;
       if (factor != 1.0f) for_lanes(static_cast<int>(width), [&](auto tag, int c) { store(o + c, load<decltype(tag)>(o + c) * factor); });
@@ -284,13 +289,10 @@ static void add_to_partial(const HeadAttention& job, const Workspace& w) {
   const int d = job.segment.k.codec.head_dim;
   for (int g = 0; g < job.n_queries; ++g) {
     const Softmax* s = softmax_of(w, g);
-    float l = 0, shift = 0;
+    float l = 0;
     for (int i = 0; i < kLanes; ++i) l += s->l[i];
-    if (job.k_mean && !job.segment.pre) {
-      for (int c = 0; c < d; ++c) shift += job.q[static_cast<std::int64_t>(g) * d + c] * job.k_mean[c];
-    }
-    const float m = s->m + shift, top = maximum(m, job.out.m[g]);
-    const float ours = exp2_lanes(splat<F>(m - top))[0], theirs = exp2_lanes(splat<F>(job.out.m[g] - top))[0];
+    const float top = maximum(s->m, job.out.m[g]), ours = exp2_lanes(splat<F>(s->m - top))[0];
+    const float theirs = exp2_lanes(splat<F>(job.out.m[g] - top))[0];
     job.out.m[g] = top, job.out.l[g] = job.out.l[g] * theirs + l * ours;
     const float* o = w.o + static_cast<std::int64_t>(g) * padded_width(d);
     float* target = job.out.o + static_cast<std::int64_t>(g) * d;

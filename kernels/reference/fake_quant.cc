@@ -3,37 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/codec/page_codec.h"
-#include "kernels/write/fake_quant_job.h"
+#include "kernels/write/frame.h"
 
 namespace kvrt {
-namespace {
-
-/// x of one token and head -> the encoder's input.
-void to_frame(const FakeQuantJob& job, int head, const float* x, float* y, FakeQuantCounters* counters) {
-  const int n = job.head_dim;
-  for (int p = 0; p < n; ++p) {
-    const int d = job.block_order ? job.block_order[p] : p;
-    float v = finite_or_zero(x[d], counters);  // before any sum, so that one NaN stays one value
-    if (job.round_input_to_bf16) v = bf16_to_f32(f32_to_bf16_finite(v));
-    if (job.mean) v = v - job.mean[head * n + d];
-    y[p] = job.smooth ? v / job.smooth[head * n + d] : v;
-  }
-  if (job.had.size) hadamard_rotate(job.had, y, n, false);
-}
-
-/// Decoded values -> the model's own coordinates.
-void from_frame(const FakeQuantJob& job, int head, float* y, float* out) {
-  const int n = job.head_dim;
-  if (job.had.size) hadamard_rotate(job.had, y, n, true);
-  for (int p = 0; p < n; ++p) {
-    const int d = job.block_order ? job.block_order[p] : p;
-    const float v = job.smooth ? y[p] * job.smooth[head * n + d] : y[p];
-    out[d] = job.mean ? v + job.mean[head * n + d] : v;
-  }
-}
-
-}  // namespace
 
 Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counters) {
   FakeQuantJob job;

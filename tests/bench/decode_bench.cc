@@ -1,5 +1,5 @@
-// Decode attention of one layer over compressed pages: D 128, T 32768, (H, G) = (8, 4) and (4, 8), one thread and two, which share the
-// heads. Every head has data of its own, so a call reads the whole cache. KVRT_FORCE_ISA picks the path.
+// Decode attention of one layer over compressed pages: D 128, T 32768, (H, G) = (8, 4) and (4, 8), one thread and two, which share
+// pieces of 4096 tokens of one head. Every head has data of its own, so a call reads the whole cache. KVRT_FORCE_ISA picks the path.
 
 #include <cmath>
 #include <map>
@@ -17,6 +17,7 @@ using kvrt::CacheSide;
 using kvrt::Scheme;
 
 constexpr int kHeadDim = 128, kTokens = 32768, kPageTokens = 64, kPages = kTokens / kPageTokens;
+constexpr int kRange = 4096, kRanges = kTokens / kRange;  ///< tokens of one piece of work
 
 struct Side {
   kvrt::PageCodec codec;
@@ -76,43 +77,69 @@ const Cache& cache_of(const std::string& k, const std::string& v, int n_heads) {
   return *cache;
 }
 
-void attend_heads(const Cache& cache, const std::vector<float>& q, const kvrt::RotaryView& rotary, const kvrt::DecodeBackend& path, int first,
-                  int end, int n_queries, std::vector<float>* out) {
+/// RoPE of base 10,000 over the whole head.
+struct Rotary {
+  std::vector<float> coarse, fine, tile;
+  kvrt::RopeTables tables;
+  Rotary() {
+    const auto fill = [](std::int64_t n, std::int64_t step, std::vector<float>* out) {
+      for (std::int64_t p = 0; p < n; ++p) {
+        for (int i = 0; i < kHeadDim; ++i) {
+          const double angle = static_cast<double>(p * step) * std::pow(10000.0, -2.0 * (i % (kHeadDim / 2)) / kHeadDim);
+          out->push_back(static_cast<float>(i < kHeadDim / 2 ? std::cos(angle) : std::sin(angle)));
+        }
+      }
+    };
+    fill(kTokens / kvrt::kRopeCoarse, kvrt::kRopeCoarse, &coarse);
+    fill(kvrt::kRopeFine, 1, &fine);
+    tables.coarse = coarse.data(), tables.fine = fine.data(), tables.n_pairs = kHeadDim / 2;
+    tile.resize(kHeadDim * kvrt::kRopeTile);
+    kvrt::rope_tile_table(tables, tile.data());
+  }
+};
+
+/// One head's tokens [range * kRange, ...): partials are merged by the caller.
+void attend_range(const Cache& cache, const std::vector<float>& q, const Rotary& rotary, const kvrt::DecodeBackend& path, int head, int range,
+                  int n_queries, const kvrt::Partial& out) {
   const auto floats = static_cast<std::size_t>(kvrt::decode_workspace_floats(kHeadDim, n_queries));
   thread_local std::vector<float> storage;
   if (storage.size() < floats + 16) storage.resize(floats + 16);
   float* workspace = storage.data();
   while (reinterpret_cast<std::uintptr_t>(workspace) % 64 != 0) ++workspace;
-  for (int head = first; head < end; ++head) {
-    std::vector<float> m(static_cast<std::size_t>(n_queries)), l(m), o(static_cast<std::size_t>(n_queries) * kHeadDim);
-    const auto side = [&](const Side& s) {
-      return kvrt::SegmentSide{s.codec, s.pool.data(), s.layout.page, s.layout.header + head * s.layout.block};
-    };
-    kvrt::HeadAttention job;
-    job.segment = {side(cache.k), side(cache.v), cache.pages.data(), kTokens, 0, kTokens, 0, cache.k_scheme.pre};
-    job.q = q.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim;
-    job.n_queries = n_queries, job.rotary = &rotary, job.out = {m.data(), l.data(), o.data()};
-    kvrt::clear_partial(job.out, n_queries, kHeadDim);
-    path.attend(job, workspace);
-    kvrt::combine_partials(&job.out, 1, n_queries, kHeadDim, out->data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim, nullptr);
-  }
+  const auto side = [&](const Side& s) {
+    return kvrt::SegmentSide{s.codec, s.pool.data(), s.layout.page, s.layout.header + head * s.layout.block};
+  };
+  kvrt::HeadAttention job;
+  job.segment = {side(cache.k), side(cache.v), cache.pages.data() + range * (kRange / kPageTokens), kRange, 0, kRange, std::int64_t{range} * kRange,
+                 cache.k_scheme.pre};
+  job.q = q.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim;
+  job.n_queries = n_queries, job.rope = &rotary.tables, job.rope_tile = rotary.tile.data(), job.out = out;
+  kvrt::clear_partial(job.out, n_queries, kHeadDim);
+  path.attend(job, workspace);
 }
 
 void run(benchmark::State& state, const std::string& k, const std::string& v, int n_heads, int n_queries, int n_threads) {
   const Cache& cache = cache_of(k, v, n_heads);
   kvrt::DecodeBackend path{};
   if (const kvrt::Status status = kvrt::choose_decode_backend(&path); !status.ok()) return state.SkipWithError(status.text().c_str());
-  std::vector<double> inv_freq;
-  for (int i = 0; i < kHeadDim / 2; ++i) inv_freq.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
-  kvrt::RotaryTables tables;
-  if (const kvrt::Status status = kvrt::RotaryTables::make(inv_freq, false, kTokens, &tables); !status.ok()) return state.SkipWithError(status.text().c_str());
-  const kvrt::RotaryView rotary = tables.view();
+  const Rotary rotary;
   const auto n = static_cast<std::size_t>(n_heads * n_queries * kHeadDim);
-  std::vector<float> q(n), out(n);
+  std::vector<float> q(n), out(n), sums(2 * n / kHeadDim * kRanges), outputs(n * kRanges);
+  std::vector<kvrt::Partial> parts;
+  for (int piece = 0; piece < n_heads * kRanges; ++piece) {
+    float* m = sums.data() + static_cast<std::ptrdiff_t>(piece) * 2 * n_queries;
+    parts.push_back({m, m + n_queries, outputs.data() + static_cast<std::ptrdiff_t>(piece) * n_queries * kHeadDim});
+  }
   for (std::size_t i = 0; i < n; ++i) q[i] = 0.15f * std::sin(static_cast<float>(i));
   for (auto _ : state) {
-#pragma omp parallel for num_threads(n_threads) schedule(static)
-    for (int head = 0; head < n_heads; ++head) attend_heads(cache, q, rotary, path, head, head + 1, n_queries, &out);
+#pragma omp parallel for num_threads(n_threads) schedule(dynamic)
+    for (int piece = 0; piece < n_heads * kRanges; ++piece) {
+      attend_range(cache, q, rotary, path, piece / kRanges, piece % kRanges, n_queries, parts[static_cast<std::size_t>(piece)]);
+    }
+    for (int head = 0; head < n_heads; ++head) {
+      kvrt::combine_partials(&parts[static_cast<std::size_t>(head * kRanges)], kRanges, n_queries, kHeadDim,
+                             out.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim, nullptr);
+    }
     benchmark::DoNotOptimize(out.data());
     benchmark::ClobberMemory();
   }

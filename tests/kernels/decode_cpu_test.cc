@@ -19,14 +19,13 @@ constexpr int kSlots = 512;
 std::vector<std::string> offered(int d) {
   std::vector<std::string> out;
   for (const char* format : {"bf16", "fp16", "fp8e4m3", "fp8e5m2", "int8", "int4", "int3", "int2", "sint8", "sint4", "q8_0", "q4_0", "q4_1", "q5_0",
-                             "q5_1"}) {
+                             "q5_1", "iq4_nl", "nuq4", "nuq3", "nuq2", "lm4", "lm3", "lm2", "nvfp4", "mxfp4"}) {
     for (const char* granularity : {"", ".tensor", ".head", ".token.g", ".token.g32", ".token.g16", ".token.g40", ".channel.g32", ".channel.g64",
-                                    ".channel.g128"}) {
+                                    ".channel.g128", ".channel.static"}) {
       Scheme s;
       std::string error;
       const std::string text = std::string(format) + granularity;
       if (!parse_scheme(text, &s, &error) || !check_implemented(s).empty() || !check_shape(s, d, true).empty()) continue;
-      if (code_bits(s.format) < 8 && format[0] == 'i' && (s.granularity == Granularity::kTensor || s.granularity == Granularity::kHead)) continue;
       out.push_back(text);
     }
   }
@@ -187,9 +186,7 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
           Rope rope;
           rope.interleaved = interleaved;
           for (int i = 0; i < width / 2; ++i) rope.inv_freq.push_back(std::pow(10000.0, -2.0 * i / width));
-          RotaryTables tables;
-          ASSERT_TRUE(RotaryTables::make(rope.inv_freq, interleaved, 1 << 20, &tables).ok());
-          const RotaryView view = tables.view();
+          const RopeStorage tables(rope, 1 << 20);
           for (const int position : {0, 4, 1000, (1 << 20) - n + 1}) {
             DenseRows rows;
             for (int i = 0; i < n; ++i) rows.add(k, v, (first_slot + i) % k.n_slots, &rope, position + i, mean, {});
@@ -197,7 +194,7 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
               PartialBuffer out(4, d);
               HeadAttention job = job_of(k, v, n, q, &out);
               job.segment.first_slot = first_slot, job.segment.first_position = position, job.segment.pre = true;
-              job.rotary = &view, job.k_mean = mean.data();
+              job.rope = &tables.tables, job.rope_tile = tables.tile.data(), job.k_mean = mean.data();
               run_path(path, job);
               expect_attention(rows, n, q, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
               if (HasFatalFailure()) return;
@@ -261,6 +258,27 @@ TEST(DecodeCpu, SegmentsAddToOnePartial) {
   }
 }
 
+TEST(DecodeCpu, ScoresAreCapped) {
+  const int d = 64, n = 50;
+  Pool k("int8.token.g", d, 64, 64, 27, 3.0), v("int8.token.g", d, 64, 64, 28);
+  k.write(0, n), v.write(0, n);
+  const std::vector<float> q = queries(4, d, 29), mean = queries(1, d, 30);
+  DenseRows rows;
+  for (int t = 0; t < n; ++t) rows.add(k, v, t, nullptr, 0, mean, {});
+  for (const DecodeBackend& path : decode_backends()) {
+    PartialBuffer out(4, d);
+    HeadAttention job = job_of(k, v, n, q, &out);
+    job.soft_cap = 2.0f, job.k_mean = mean.data();
+    run_path(path, job);
+    std::vector<float> o(static_cast<std::size_t>(4 * d), NAN), lse(4, NAN);
+    combine_partials(&job.out, 1, 4, d, o.data(), lse.data());
+    for (std::size_t g = 0; g < 4; ++g) {
+      expect_close(attend_double(rows, n, &q[g * static_cast<std::size_t>(d)], 2.0), &o[g * static_cast<std::size_t>(d)], lse[g], path.name);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST(DecodeCpu, AForcedPathIsTakenOrRefused) {
   DecodeBackend path{};
   for (const DecodeBackend& b : decode_backends()) {
@@ -283,11 +301,11 @@ TEST(DecodeCpu, BadCallsAreRefusedByName) {
   Pool k("bf16", d, 64, 64, 24), v("bf16", d, 64, 64, 25);
   const std::vector<float> q = queries(1, d, 26);
   PartialBuffer out(1, d);
-  RotaryTables tables;
-  ASSERT_TRUE(RotaryTables::make(std::vector<double>(33, 0.1), false, 100, &tables).ok());
-  const RotaryView wide = tables.view();
-  ASSERT_TRUE(RotaryTables::make(std::vector<double>(32, 0.1), false, 100, &tables).ok());
-  const RotaryView view = tables.view();
+  Rope rope;
+  rope.inv_freq.assign(33, 0.1);
+  const RopeStorage wide(rope, 100);
+  rope.inv_freq.assign(32, 0.1);
+  const RopeStorage fitting(rope, 100);
   struct Case {
     const char* expected;
     void (*change)(HeadAttention*);
@@ -299,25 +317,22 @@ TEST(DecodeCpu, BadCallsAreRefusedByName) {
       {"multiple of 16", [](HeadAttention* j) { j->segment.k.codec.page_tokens = j->segment.v.codec.page_tokens = 24; }},
       {"do not fit", [](HeadAttention* j) { j->segment.n_tokens = 65; }},
       {"page list", [](HeadAttention* j) { j->segment.pages = nullptr; }},
-      {"rotary tables", [](HeadAttention* j) { j->segment.pre = true, j->rotary = nullptr; }},
+      {"rotary tables", [](HeadAttention* j) { j->segment.pre = true, j->rope = nullptr; }},
       {"turn 66 channels", [](HeadAttention* j) { j->segment.pre = true; }},
   };
   for (const Case& c : cases) {
     HeadAttention job = job_of(k, v, 64, q, &out);
-    job.rotary = &wide;
+    job.rope = &wide.tables, job.rope_tile = wide.tile.data();
     c.change(&job);
     const Status status = check_head_attention(job);
     EXPECT_EQ(status.code(), Code::kArgument);
     EXPECT_NE(status.text().find(c.expected), std::string::npos) << status.text();
   }
   HeadAttention job = job_of(k, v, 64, q, &out);
-  job.rotary = &view, job.segment.pre = true;
+  job.rope = &fitting.tables, job.rope_tile = fitting.tile.data(), job.segment.pre = true;
   EXPECT_TRUE(check_head_attention(job).ok());
-  job.segment.first_position = 38;
-  EXPECT_NE(check_head_attention(job).text().find("38 to 101"), std::string::npos);
-  EXPECT_EQ(RotaryTables::make({}, false, 1, &tables).code(), Code::kArgument);
-  EXPECT_EQ(RotaryTables::make({NAN}, false, 1, &tables).code(), Code::kArgument);
-  EXPECT_EQ(RotaryTables::make({1.0}, false, -1, &tables).code(), Code::kArgument);
+  job.segment.first_position = -1;
+  EXPECT_NE(check_head_attention(job).text().find("first_position is -1"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,107 @@
+#pragma once
+// A plan on a device within limits: everything that append and decode need, resolved when the context is created. Immutable but for
+// the health counters.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/codec/page_codec.h"
+#include "kernels/codec/rope.h"
+#include "kernels/core/plan.h"
+#include "kernels/write/fake_quant_job.h"
+
+namespace kvrt {
+
+/// Counters of one layer and side; see kvrt_health.
+struct Health {
+  std::atomic<std::int64_t> tokens{0}, non_finite{0}, saturated{0}, floored{0};
+  void add(std::int64_t n_tokens, const EncodeCounters& c) {
+    tokens.fetch_add(n_tokens, std::memory_order_relaxed);
+    non_finite.fetch_add(c.non_finite, std::memory_order_relaxed);
+    saturated.fetch_add(c.saturated, std::memory_order_relaxed);
+    floored.fetch_add(c.floored, std::memory_order_relaxed);
+  }
+};
+
+/// One side of a layer, its heads counted from 0 in the context's share.
+struct UnitContext {
+  std::string name;                       ///< "layer 3 K int4.token.g32"
+  bool pre = false;                       ///< keys before RoPE: pages carry positions
+  FakeQuantArgs args;                     ///< scheme, shape and constants; x, out and n_tokens unset
+  FakeQuantJob job;                       ///< the same, resolved
+  std::vector<std::int32_t> block_order;  ///< llama.cpp blocks of keys, else empty
+  std::vector<StaticRange> channel_ranges;  ///< channel.static: [H, D]
+  std::vector<PageCodec> codecs;          ///< [H] of base pages
+  PageCodec exact;                        ///< of sink and window pages
+  BlockLayout base_page, exact_page;
+};
+
+struct LayerContext {
+  const LayerPlan* plan = nullptr;
+  LayerLayout layout;                     ///< n_kv_heads: those of the context
+  int group = 1;                          ///< G
+  RopeTables rope;
+  UnitContext units[KVRT_SIDES];
+  std::string description;
+
+  const Tiers& tiers() const { return layout.tiers; }
+};
+
+/// Tables of the layers with one rope.
+struct RopeStorage {
+  const LayerPlan* first = nullptr;
+  std::vector<float> coarse, fine;
+};
+
+class Context {
+ public:
+  /// Codes: kArgument (limits), kUnsupported (a unit that this build does not run, a backend it does not have).
+  static Status make(const Plan& plan, const kvrt_device& device, const kvrt_limits& limits, Context* out);
+
+  /// Null for a layer without KV.
+  const LayerContext* find(int layer) const;
+  Health& health(const LayerContext& layer, kvrt_side side) const;
+
+  const kvrt_limits& limits() const { return limits_; }
+  kvrt_backend backend() const { return backend_; }
+  std::int64_t workspace_bytes() const { return workspace_bytes_; }
+  /// The part of a workspace that one worker uses; workspaces start anywhere.
+  std::int64_t worker_bytes() const { return worker_bytes_; }
+
+ private:
+  Status add_layer(const LayerPlan& plan, LayerContext* layer);
+  Status add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* layer);
+  void add_rope(const LayerPlan& plan, LayerContext* layer);
+
+  std::unique_ptr<Plan> plan_;
+  kvrt_limits limits_ = {};
+  kvrt_backend backend_ = KVRT_BACKEND_REF;
+  std::vector<LayerContext> layers_;
+  std::vector<std::unique_ptr<RopeStorage>> ropes_;
+  std::unique_ptr<Health[]> health_;
+  std::int64_t worker_bytes_ = 0, workspace_bytes_ = 0;
+};
+
+/// The backend that a device asks for, after KVRT_FORCE_BACKEND. kUnsupported names what this build has.
+Status choose_backend(const kvrt_device& device, kvrt_backend* out);
+const char* backend_name(kvrt_backend backend);
+
+/// Runs body(i, worker) for every i in [0, n).
+template <class Body>
+void for_each(const kvrt_limits& limits, std::int64_t n, Body&& body) {
+  if (!limits.parallel_for || n < 2) {
+    for (std::int64_t i = 0; i < n; ++i) body(i, std::int32_t{0});
+    return;
+  }
+  limits.parallel_for(limits.parallel_user, n, [](void* arg, std::int64_t i, std::int32_t worker) { (*static_cast<Body*>(arg))(i, worker); }, &body);
+}
+
+}  // namespace kvrt
+
+/// Behind the C handle.
+struct kvrt_context {
+  kvrt::Context context;
+};
