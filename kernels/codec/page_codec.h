@@ -244,19 +244,20 @@ KVRT_HOST_DEVICE inline void encode_channel_group(const PageCodec& c, const floa
   for (int t = 0; t < c.group; ++t) detail::encode_codes(c, x + t * stride, first + t, block);
 }
 
+/// Decodes channel d of one token.
+KVRT_HOST_DEVICE inline float decode_value(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
+  const std::uint8_t* row = block + slot * c.row_bytes;
+  if (is_exact(c.format)) {
+    const std::uint16_t h = load_le16(row + 2 * stored_position(c.spread, c.head_dim, d));
+    return c.format == Format::kBf16 ? bf16_to_f32(h) : f16_to_f32(h);
+  }
+  if (is_llamacpp_block(c.format)) return decode_llama_block(c.format, row + d / kLlamaBlock * llama_block_bytes(c.format), d % kLlamaBlock);
+  return grid_value(c.format, c.bits, c.codebook, detail::unpack_slot(c, block, slot, d), detail::grid_at(c, block, slot, d));
+}
+
 /// Decodes one token. out: [D].
 KVRT_HOST_DEVICE inline void decode_row(const PageCodec& c, const std::uint8_t* block, int slot, float* out) {
-  const std::uint8_t* row = block + slot * c.row_bytes;
-  for (int d = 0; d < c.head_dim; ++d) {
-    if (is_exact(c.format)) {
-      const std::uint16_t h = load_le16(row + 2 * stored_position(c.spread, c.head_dim, d));
-      out[d] = c.format == Format::kBf16 ? bf16_to_f32(h) : f16_to_f32(h);
-    } else if (is_llamacpp_block(c.format)) {
-      out[d] = decode_llama_block(c.format, row + d / kLlamaBlock * llama_block_bytes(c.format), d % kLlamaBlock);
-    } else {
-      out[d] = grid_value(c.format, c.bits, c.codebook, detail::unpack_slot(c, block, slot, d), detail::grid_at(c, block, slot, d));
-    }
-  }
+  for (int d = 0; d < c.head_dim; ++d) out[d] = decode_value(c, block, slot, d);
 }
 
 }  // namespace kvrt

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "kernels/read/decode_sequence.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
@@ -52,15 +53,17 @@ const char* backend_name(kvrt_backend backend) {
 Status choose_backend(const kvrt_device& device, kvrt_backend* out) {
   const char* forced = std::getenv("KVRT_FORCE_BACKEND");
   const std::string_view name = forced ? forced : "";
-  if (!name.empty()) {
-    if (name != "ref") return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(name) + "'; this build offers ref");
-    *out = KVRT_BACKEND_REF;
+  if (name.empty()) {
+    if (device.backend != KVRT_BACKEND_DEFAULT && device.backend != KVRT_BACKEND_REF && device.backend != KVRT_BACKEND_CPU) {
+      return Status(Code::kUnsupported, std::string("backend ") + backend_name(device.backend) + " is not in this build; it offers ref and cpu");
+    }
+    *out = device.backend == KVRT_BACKEND_REF ? KVRT_BACKEND_REF : KVRT_BACKEND_CPU;
     return {};
   }
-  if (device.backend != KVRT_BACKEND_DEFAULT && device.backend != KVRT_BACKEND_REF) {
-    return Status(Code::kUnsupported, std::string("backend ") + backend_name(device.backend) + " is not in this build; it offers ref");
-  }
-  *out = KVRT_BACKEND_REF;
+  // baseline, avx2, avx512: the names of fake_quant's vector paths.
+  const bool is_cpu = name == "cpu" || name == "baseline" || name == "avx2" || name == "avx512";
+  if (!is_cpu && name != "ref") return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(name) + "'; this build offers ref and cpu");
+  *out = is_cpu ? KVRT_BACKEND_CPU : KVRT_BACKEND_REF;
   return {};
 }
 
@@ -89,6 +92,15 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
   if (unit.scheme.ef) args.ef_u = unit.ef_u.data() + first * triangle, args.ef_order = unit.ef_order.data() + first_value;
   if (Status status = make_fake_quant_job(args, &out.job); !status.ok()) return Status(status.code(), out.name + ": " + status.text());
 
+  for (int head = 0; out.job.mean && head < heads; ++head) {
+    std::vector<float> row(static_cast<std::size_t>(width));
+    for (int p = 0; p < width; ++p) {
+      const std::int64_t at = std::int64_t{head} * width + (out.job.block_order ? out.job.block_order[p] : p);
+      row[static_cast<std::size_t>(p)] = out.job.smooth ? out.job.mean[at] / out.job.smooth[at] : out.job.mean[at];
+    }
+    if (out.job.had.size) hadamard_rotate(out.job.had, row.data(), width, false);
+    for (int p = 0; p < width; ++p) out.stored_mean.push_back(row[static_cast<std::size_t>(stored_channel(unit.spread, width, p))]);
+  }
   out.base_page = block_layout(layer->layout, cache_side);
   out.exact_page = exact_layout(layer->layout, cache_side);
   out.exact = make_page_codec(Scheme{}, 16, width, static_cast<int>(kExactPageTokens));
@@ -136,6 +148,13 @@ void Context::add_rope(const LayerPlan& plan, LayerContext* layer) {
   layer->rope.coarse = storage->coarse.data(), layer->rope.fine = storage->fine.data();
   layer->rope.n_pairs = static_cast<int>(n_pairs);
   layer->rope.interleaved = plan.rope_style == KVRT_ROPE_INTERLEAVED;
+  layer->rope_tile.resize(n_pairs * 2 * kRopeTile);
+  rope_tile_table(layer->rope, layer->rope_tile.data());
+  const int spread = plan.units[KVRT_K].spread;
+  for (int i = 0; spread != 0 && i < layer->rope.n_pairs; ++i) {
+    layer->pair_places.push_back(stored_position(spread, plan.layout.head_dim, rope_first(layer->rope, i)));
+    layer->pair_places.push_back(stored_position(spread, plan.layout.head_dim, rope_second(layer->rope, i)));
+  }
 }
 
 Status Context::add_layer(const LayerPlan& plan, LayerContext* layer) {
@@ -159,9 +178,9 @@ Status Context::add_layer(const LayerPlan& plan, LayerContext* layer) {
   for (const kvrt_side side : {KVRT_K, KVRT_V}) {
     if (Status status = add_unit(plan, side, layer); !status.ok()) return status;
   }
-  layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +
+  layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + (decode_path_.name ? std::string(" ") + decode_path_.name : "") + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +
                        ", decode fused";
-  worker_bytes_ = std::max(worker_bytes_, reference_workspace_bytes(*layer));
+  worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_sequence_bytes(*layer) : 0});
   return {};
 }
 
@@ -171,6 +190,9 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   if (limits.n_workers == 0) out->limits_.n_workers = 1;
   if (Status status = check_limits(out->limits_); !status.ok()) return status;
   if (Status status = choose_backend(device, &out->backend_); !status.ok()) return status;
+  if (out->backend_ == KVRT_BACKEND_CPU) {
+    if (Status status = choose_decode_backend(&out->decode_path_); !status.ok()) return status;
+  }
   out->plan_ = std::make_unique<Plan>(plan);
   out->layers_.resize(plan.layers.size());
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {

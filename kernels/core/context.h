@@ -11,6 +11,7 @@
 #include "kernels/codec/page_codec.h"
 #include "kernels/codec/rope.h"
 #include "kernels/core/plan.h"
+#include "kernels/read/decode_cpu.h"
 #include "kernels/write/fake_quant_job.h"
 
 namespace kvrt {
@@ -34,6 +35,7 @@ struct UnitContext {
   FakeQuantJob job;                       ///< the same, resolved
   std::vector<std::int32_t> block_order;  ///< llama.cpp blocks of keys, else empty
   std::vector<StaticRange> channel_ranges;  ///< channel.static: [H, D]
+  std::vector<float> stored_mean;         ///< center: [H, D] what `mean` is in the coordinates and order of stored rows
   std::vector<PageCodec> codecs;          ///< [H] of base pages
   PageCodec exact;                        ///< of sink and window pages
   BlockLayout base_page, exact_page;
@@ -44,6 +46,8 @@ struct LayerContext {
   LayerLayout layout;                     ///< n_kv_heads: those of the context
   int group = 1;                          ///< G
   RopeTables rope;
+  std::vector<float> rope_tile;           ///< of the cpu backend, see decode_cpu.h
+  std::vector<std::int32_t> pair_places;  ///< the same: [n_pairs, 2] where base keys hold a pair, empty in natural order
   UnitContext units[KVRT_SIDES];
   std::string description;
 
@@ -67,6 +71,7 @@ class Context {
 
   const kvrt_limits& limits() const { return limits_; }
   kvrt_backend backend() const { return backend_; }
+  AttendHead attend() const { return decode_path_.attend; }  ///< of the cpu backend
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
   /// The part of a workspace that one worker uses; workspaces start anywhere.
   std::int64_t worker_bytes() const { return worker_bytes_; }
@@ -79,6 +84,7 @@ class Context {
   std::unique_ptr<Plan> plan_;
   kvrt_limits limits_ = {};
   kvrt_backend backend_ = KVRT_BACKEND_REF;
+  DecodeBackend decode_path_ = {};
   std::vector<LayerContext> layers_;
   std::vector<std::unique_ptr<RopeStorage>> ropes_;
   std::unique_ptr<Health[]> health_;

@@ -91,7 +91,17 @@ Status read_unit(const kvrt_unit_view& view, CacheSide side, LayerPlan* layer) {
     return bad_plan(where, "block_order is \"" + unit.block_order + "\", expected " + (has_order ? "half_split or adjacent" : "none for " + unit.text));
   }
 
-  return copy_constants(where, view, layer->layout, &unit);
+  if (Status status = copy_constants(where, view, layer->layout, &unit); !status.ok()) return status;
+  // Factors of keys before RoPE go over to the query only where both channels of a pair have one factor.
+  for (std::size_t i = 0; unit.scheme.pre && i < unit.smooth.size(); ++i) {
+    const int channel = static_cast<int>(i) % width, pairs = layer->rotary_dim / 2;
+    const bool interleaved = layer->rope_style == KVRT_ROPE_INTERLEAVED;
+    if (channel >= layer->rotary_dim || (interleaved ? channel % 2 != 0 : channel >= pairs)) continue;
+    if (unit.smooth[i] != unit.smooth[i + static_cast<std::size_t>(interleaved ? 1 : pairs)]) {
+      return bad_plan(where, "smooth[" + std::to_string(i) + "] differs from the other channel of its RoPE pair");
+    }
+  }
+  return {};
 }
 
 Status read_rope(const kvrt_layer_view& view, const std::string& where, LayerPlan* layer) {

@@ -200,6 +200,9 @@ void PlanReader::read_model() {
     const Node g = layers.element(l);
     kvrt_layer_view& view = layers_[l];
     view.index = g.at("index").count();
+    if (l > 0 && view.index <= layers_[l - 1].index) {
+      fail(Code::kFormat, g.where + ": layer " + std::to_string(view.index) + (view.index == layers_[l - 1].index ? " is there twice" : " is out of order"));
+    }
     view.n_q_heads = g.at("n_q_heads").count(), view.n_kv_heads = g.at("n_kv_heads").count(), view.head_dim = g.at("head_dim").count();
     view.rotary_dim = g.at("rotary_dim").count();
     const std::string style = g.at("rope_style").text();

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/core/call.h"
+#include "kernels/read/decode_sequence.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
@@ -34,7 +35,9 @@ Status decode(const Call& call, const kvrt_batch& batch, const kvrt_attn* attn, 
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
     const Sequence sequence = sequence_of(batch, i / heads);
     if (sequence.n_rows == 0) return;
-    decode_reference(*call.layer, sequence, static_cast<int>(i % heads), *attn, pools, call.scratch(worker));
+    const int head = static_cast<int>(i % heads);
+    if (call.context->backend() == KVRT_BACKEND_CPU) decode_sequence(*call.layer, call.context->attend(), sequence, head, *attn, pools, call.scratch(worker));
+    else decode_reference(*call.layer, sequence, head, *attn, pools, call.scratch(worker));
   });
   return {};
 }

@@ -20,7 +20,7 @@ constexpr float kNothing = -1e30f;  ///< maximum of no token
 void decode_rows_scalar(const PageCodec& codec, const std::uint8_t* block, int slot, int begin, int end, std::int64_t stride, float* out) {
   for (int t = begin; t < end; ++t) {
     float* const row = out + t * stride;
-    decode_row(codec, block, slot + t, row);
+    for (int c = 0; c < codec.head_dim; ++c) row[stored_position(codec.spread, codec.head_dim, c)] = decode_value(codec, block, slot + t, c);
     for (std::int64_t c = codec.head_dim; c < stride; ++c) row[c] = 0.0f;
   }
 }

@@ -16,10 +16,11 @@ inline constexpr int kRopeTile = 32;  ///< offsets inside a tile of tokens
 /// G = query heads of this KV head, D = head_dim of both codecs.
 struct HeadAttention {
   Segment segment;
-  const float* q = nullptr;            ///< [G, D] at its own position (rotated), times softmax scale * log2 e, in the frame of stored keys
+  const float* q = nullptr;            ///< [G, D] at its own position (rotated), times softmax scale * log2 e, in the frame and channel order of stored keys
   int n_queries = 0;                   ///< G
   const RopeTables* rope = nullptr;    ///< with segment.pre; its coarse table reaches the segment's last position
   const float* rope_tile = nullptr;    ///< with segment.pre: rope_tile_table()
+  const std::int32_t* pair_places = nullptr;  ///< [n_pairs, 2] where both channels of a pair are stored; null = natural order
   float soft_cap = 0.0f;               ///< 0: none; else in the unit of scores, times log2 e
   const float* k_mean = nullptr;       ///< [D] or null: `center` of K, added to keys before they are rotated
   const float* v_mean = nullptr;       ///< [D] or null: `center` of V
@@ -57,7 +58,7 @@ void combine_partials(const Partial* parts, int n_parts, int n_queries, int head
 /// No token: m = -1e30, l = 0, o = 0.
 void clear_partial(const Partial& partial, int n_queries, int head_dim);
 
-/// Scalar, for shapes without a vector unpacker: slots slot + [begin, end) to out + t * stride, zeros behind channel D.
+/// Scalar, for shapes without a vector unpacker: slots slot + [begin, end) to out + t * stride in stored order, zeros behind channel D.
 void decode_rows_scalar(const PageCodec& codec, const std::uint8_t* block, int slot, int begin, int end, std::int64_t stride, float* out);
 
 }  // namespace kvrt

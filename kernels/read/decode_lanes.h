@@ -63,6 +63,9 @@ static Unpacker unpacker_of(const PageCodec& c) {
   if (c.head_dim % 16 != 0 || is_fp4(c.format)) return Unpacker::kScalar;
   if (is_llamacpp_block(c.format)) return Unpacker::kLlama;
   if (c.granularity == Granularity::kChannel && c.group % kTile != 0) return Unpacker::kScalar;
+  // Parameters of channels in model order, codes in stored order.
+  const bool by_model_channel = c.granularity == Granularity::kChannelStatic || (c.granularity == Granularity::kToken && c.group < c.head_dim);
+  if (c.spread != 0 && by_model_channel) return Unpacker::kScalar;
   return c.granularity == Granularity::kToken && c.group % kLanes != 0 ? Unpacker::kScalar : Unpacker::kVector;
 }
 
@@ -167,7 +170,10 @@ static void load_queries(const HeadAttention& job, const Workspace& w) {
 struct Pair {
   int x, y;
 };
-KVRT_INLINE Pair pair_channels(const RopeTables& r, int i) { return r.interleaved ? Pair{2 * i, 2 * i + 1} : Pair{i, i + r.n_pairs}; }
+KVRT_INLINE Pair pair_channels(const HeadAttention& job, int i) {
+  if (job.pair_places) return {job.pair_places[2 * i], job.pair_places[2 * i + 1]};
+  return job.rope->interleaved ? Pair{2 * i, 2 * i + 1} : Pair{i, i + job.rope->n_pairs};
+}
 
 /// Rotates queries by -position, that of the tile's first slot: (R_p k) . q = k . (R_-p q). A ring's tile may begin before position 0.
 static void rotate_queries(const HeadAttention& job, std::int64_t position, const Workspace& w) {
@@ -187,9 +193,11 @@ static void rotate_queries(const HeadAttention& job, std::int64_t position, cons
     constexpr int kB = decltype(size)::n;
     const float* __restrict from = w.q + first * width;
     float* __restrict to = w.q_rotated + first * width;
+    const bool partial = 2 * r.n_pairs < job.segment.k.codec.head_dim;
+    for (std::int64_t i = partial ? 0 : 2 * r.n_pairs * kB; i < width * kB; ++i) to[i] = from[i];
     for (int i = 0; i < r.n_pairs; ++i) {
       const float c = angles[i], s = angles[r.n_pairs + i];
-      const Pair p = pair_channels(r, i);
+      const Pair p = pair_channels(job, i);
       const float *x = from + p.x * kB, *y = from + p.y * kB;
       float *x_out = to + p.x * kB, *y_out = to + p.y * kB;
       float rotated[2][kB];  // x and y first: the compiler then keeps a block in one vector
@@ -198,7 +206,6 @@ static void rotate_queries(const HeadAttention& job, std::int64_t position, cons
       for (int g = 0; g < kB; ++g) x_out[g] = rotated[0][g];
       for (int g = 0; g < kB; ++g) y_out[g] = rotated[1][g];
     }
-    for (std::int64_t i = 2 * r.n_pairs * kB; i < width * kB; ++i) to[i] = from[i];
   });
 }
 
@@ -212,7 +219,7 @@ static void rotate_columns(const HeadAttention& job, const TileRef& tile, const 
   }
   const auto rotate = [&](auto size) {
     for (int i = 0; i < r.n_pairs; ++i) {
-      const Pair p = pair_channels(r, i);
+      const Pair p = pair_channels(job, i);
       const float* angles = job.rope_tile + static_cast<std::int64_t>(i) * 2 * kRopeTile;
       rotate_pair<decltype(size)::n>(w.columns + static_cast<std::int64_t>(p.x) * kTile, w.columns + static_cast<std::int64_t>(p.y) * kTile,
                                      angles, angles + kRopeTile);

@@ -226,7 +226,7 @@ Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend,
 Status fake_quant(const FakeQuantArgs& args, FakeQuantCounters* counters) {
   const std::vector<FakeQuantBackend> backends = fake_quant_backends();
   const char* forced = std::getenv("KVRT_FORCE_BACKEND");
-  if (!forced || !*forced) return fake_quant_on(args, backends.back(), counters);
+  if (!forced || !*forced || std::string_view(forced) == "cpu") return fake_quant_on(args, backends.back(), counters);
   if (std::string_view(forced) == "ref") return fake_quant_reference(args, counters);
   std::string names = "ref";
   for (const FakeQuantBackend& b : backends) {

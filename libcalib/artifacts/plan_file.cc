@@ -1,6 +1,7 @@
 #include "libcalib/artifacts/plan_file.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include <nlohmann/json.hpp>
 
@@ -64,7 +65,27 @@ std::vector<std::string> plan_schema_problems(const std::string& path) {
   return io::schema_problems(io::read_json_file(path), parse_json_strict(kPlanSchemaText, "plan.schema.json"));
 }
 
+namespace {
+
+/// True if the plan that stands at `path` names this tensor file as its own.
+bool belongs_to_plan(const std::string& beside, const std::string& path) {
+  try {
+    const nlohmann::json document = io::read_json_file(path);
+    const auto tensors = document.find("tensors");
+    return tensors != document.end() && tensors->is_object() && tensors->value("file", "") == name_of(beside);
+  } catch (const Error&) {
+    return false;  // no plan, or no JSON
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
 void write_plan(const plan::Plan& plan, const std::string& path) {
+  const std::string beside = plan_tensor_path(path);
+  std::error_code error;
+  const bool exists = std::filesystem::exists(beside, error), own = exists && belongs_to_plan(beside, path);
   nlohmann::ordered_json document;
   document["schema"] = {{"name", kPlanSchemaName}, {"version", kPlanSchemaVersion}};
   document.update(plan_to_json(plan));
@@ -72,10 +93,12 @@ void write_plan(const plan::Plan& plan, const std::string& path) {
   if (arrays.empty()) {
     document["tensors"] = nullptr;
     io::write_json_file(path, document);
+    if (own) std::filesystem::remove(beside, error);
     return;
   }
   const std::string bytes = io::safetensors_bytes(arrays);
-  const std::string beside = plan_tensor_path(path);
+  if (exists && !own)
+    fail(ErrorKind::kUsage, beside, "exists and is not the tensor file of a plan at {}: it would be replaced; remove it or give the plan another name", path);
   document["tensors"] = {{"file", name_of(beside)}, {"bytes", bytes.size()}, {"sha256", sha256_hex(bytes)}};
   const std::string text = io::json_text(document, path);
   // Both are complete under temporary names before either appears. A plan whose tensors are not its own is refused by hash.

@@ -21,12 +21,12 @@ std::string choose_metric(const sens::SensResult& sens, const std::string& asked
   if (!asked.empty()) {
     if (asked == "attn_kl")
       fail(ErrorKind::kUsage, "--metric attn_kl", "it is 0 for every V unit, so it cannot rank them; use fisher_softmax or another of: {}", present);
-    if (!sens.scores.count(asked)) fail(ErrorKind::kUsage, "--metric " + asked, "sens.h5 holds {}", present.empty() ? "no scores" : present);
+    if (!sens.scores.count(asked)) fail(ErrorKind::kUsage, "--metric " + asked, "the scores hold {}", present.empty() ? "no scores" : present);
     return asked;
   }
   for (const char* name : kMetricOrder)
     if (sens.scores.count(name)) return name;
-  fail(ErrorKind::kMismatch, "sens.h5", "holds {}, none of which ranks K and V units together; run kvsens with --metric fisher_softmax",
+  fail(ErrorKind::kMismatch, "the scores", "holds {}, none of which ranks K and V units together; run kvsens with --metric fisher_softmax",
        present.empty() ? "no scores" : present);
 }
 
@@ -40,11 +40,11 @@ bool below_wide_group_floor(const kvrt::Scheme& scheme) {
 void check_sizes(const sens::SensResult& sens, const sens::ScoreTable& table, const std::string& metric) {
   const std::size_t cells = sens.units.size() * sens.schemes.size();
   if (sens.valid.size() != cells)
-    fail(ErrorKind::kMismatch, "sens.h5", "/valid holds {} entries, expected {} units x {} schemes", sens.valid.size(), sens.units.size(),
+    fail(ErrorKind::kMismatch, "the scores", "/valid holds {} entries, expected {} units x {} schemes", sens.valid.size(), sens.units.size(),
          sens.schemes.size());
-  if (sens.windows.empty()) fail(ErrorKind::kMismatch, "sens.h5", "/windows is empty");
+  if (sens.windows.empty()) fail(ErrorKind::kMismatch, "the scores", "/windows is empty");
   if (table.mean.size() != cells * sens.windows.size() || table.se.size() != table.mean.size())
-    fail(ErrorKind::kMismatch, "sens.h5", "/score/{} holds {} means and {} standard errors, expected {}", metric, table.mean.size(),
+    fail(ErrorKind::kMismatch, "the scores", "/score/{} holds {} means and {} standard errors, expected {}", metric, table.mean.size(),
          table.se.size(), cells * sens.windows.size());
 }
 
@@ -61,7 +61,7 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
   }
 
   const std::vector<LayerGeometry>& layers = sens.model.layers;
-  if (layers.empty()) fail(ErrorKind::kMismatch, "sens.h5", "names a model without layers");
+  if (layers.empty()) fail(ErrorKind::kMismatch, "the scores", "names a model without layers");
   unit_of_.assign(2 * layers.size(), kNoUnit);
   for (std::size_t u = 0; u < sens.units.size(); ++u) {
     const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerGeometry& g) { return g.index == sens.units[u].layer; });

@@ -81,8 +81,8 @@ std::string cheapest_fix(const Candidates& c, std::int64_t limit) {
   const std::int64_t bytes = hypothetical_least(c, smallest, narrow);
   if (bytes <= limit) return fmt::format("candidates with int2.token.g64 or int2.token.g give {} (kvsens --candidates)", bits(bytes));
   const std::int64_t both = hypothetical_least(c, 0, narrow);
-  if (both <= limit) return fmt::format("window 0 together with int2.token.g candidates gives {}", bits(both));
-  return "no window or candidate of this build reaches it; ask for more bytes or a longer --context";
+  if (both <= limit) return fmt::format("window 0 together with int2.token.g candidates gives {} (kvsens --window 0 --candidates default,int2.token.g)", bits(both));
+  return "no window or candidate of this build reaches it; ask for more";
 }
 
 [[noreturn]] void fail_budget(const Candidates& c, const Budget& budget, std::int64_t limit, std::int64_t least) {
@@ -132,7 +132,7 @@ Found within_score(const Candidates& c, const std::vector<Problem>& problems, do
     }
     lowest = std::min(lowest, best->score);
   }
-  fail(ErrorKind::kInfeasible, fmt::format("predicted KL <= {}", limit), "the lowest prediction with these candidates is {:.6f}{}; add wider candidates (int8.token.g, bf16) to kvsens --candidates",
+  fail(ErrorKind::kInfeasible, fmt::format("predicted KL <= {}", limit), "the lowest prediction with these candidates is {:.3g}{}; ask for that, or score wider schemes (kvsens --candidates bf16,int8.channel.g64.pre,…)",
        lowest, c.wide_groups() ? fmt::format(" (limits hold for {} x prediction + 1 SE: 4 or more query heads per KV head)", kWideGroupFactor) : "");
 }
 

@@ -104,8 +104,8 @@ SchemeParams fit_params(const kvrt::Scheme& scheme, Side side, const stats::Laye
   if (const std::string missing = missing_part(scheme, side); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
   if (plan_sinks != 0 && plan_sinks != layer.n_sinks())
     fail(ErrorKind::kUsage, where,
-         "{} sink tokens asked, but the statistics keep {} apart; use --sinks 0 or {}, or run kvcalib with --sinks {}", plan_sinks,
-         layer.n_sinks(), layer.n_sinks(), plan_sinks);
+         "{} sink tokens asked, but the statistics keep {} apart; ask for that many or none, or run kvcalib with --sinks {}", plan_sinks,
+         layer.n_sinks(), plan_sinks);
 
   const stats::LayerStats::Split& split = side == Side::kV ? layer.v : scheme.pre ? layer.k_pre : layer.k_post;
   ChannelSummary s = summarise(split, plan_sinks == 0);

@@ -63,6 +63,10 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
   args.clip_lo = or_null(params.clip_lo);
   args.clip_hi = or_null(params.clip_hi);
   args.smooth = or_null(params.smooth);
+  args.codebook = or_null(params.codebook);
+  const std::vector<std::int32_t> ef_order(params.ef_order.begin(), params.ef_order.end());
+  args.ef_u = or_null(params.ef_u);
+  args.ef_order = ef_order.empty() ? nullptr : ef_order.data();
   args.parallel_for = &parallel;
   kvrt::FakeQuantCounters counters;
   const kvrt::Status status = kvrt::fake_quant(args, &counters);

@@ -1,6 +1,7 @@
 #include "libcalib/sens/evaluate.h"
 
 #include <algorithm>
+#include <memory>
 
 #include <c10/core/GradMode.h>
 
@@ -30,6 +31,10 @@ class Walk {
       : model_(model), documents_(documents), runs_(runs), options_(options), pool_(pool), progress_(progress),
         states_(documents, static_cast<std::int64_t>(runs.size()), model.identity().hidden_size,
                 model::tensor_options(model.device(), model.dtype()), options.hidden_memory_bytes) {
+    std::int64_t longest = 0;
+    for (const text::Document& d : documents) longest = std::max(longest, static_cast<std::int64_t>(d.ids.size()));
+    for (std::size_t r = 0; r < runs.size(); ++r)
+      packed_.push_back(options.packed && r >= kFirstContender ? std::make_unique<PackedCache>(model.identity(), *runs[r], longest, pool) : nullptr);
     for (const text::Document& d : documents) n_tokens_ += static_cast<std::int64_t>(d.ids.size());
     total_ = n_tokens_ * static_cast<std::int64_t>(runs.size()) * (model.n_layers() + 1);
   }
@@ -46,7 +51,8 @@ class Walk {
           const auto slot = static_cast<std::int64_t>(r);
           const LayerChange* change = runs_[r] == nullptr ? nullptr : &runs_[r]->layers[static_cast<std::size_t>(l)];
           const std::int64_t tile = slot == kFloor ? options_.floor_query_tile : options_.query_tile;
-          states_.put(slot, d, run_block(*block, l == 0 ? embedded : states_.get(slot, d), change, tile, pool_));
+          const at::Tensor x = l == 0 ? embedded : states_.get(slot, d);
+          states_.put(slot, d, packed_[r] ? run_block_packed(*block, x, static_cast<std::size_t>(l), *packed_[r]) : run_block(*block, x, change, tile, pool_));
           advance(static_cast<std::int64_t>(documents_[d].ids.size()));
         }
       }
@@ -85,6 +91,7 @@ class Walk {
   ThreadPool& pool_;
   const EvaluateProgressFn& progress_;
   DocumentStates states_;
+  std::vector<std::unique_ptr<PackedCache>> packed_;  ///< per run; null: exact, or fake-quantised
   std::int64_t n_tokens_ = 0, done_ = 0, total_ = 0;
 };
 
@@ -135,6 +142,7 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
   result->settings.n_documents = static_cast<std::int64_t>(documents.size());
   result->settings.n_rows = n_rows;
   result->settings.second_half = options.second_half;
+  result->settings.backend = options.packed ? "kvrt" : "fake";
   result->noise_floor = summarise_kld(rows[kFloor - 1]);
   result->negative_control = measured(control.header, rows[kControl - 1]);
   const double floor = result->noise_floor.kld.mean, negative = result->negative_control->total.kld.mean;

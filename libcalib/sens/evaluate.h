@@ -15,6 +15,7 @@
 namespace calib::sens {
 
 struct EvaluateOptions {
+  bool packed = false;       ///< contenders run through the runtime's packed pages, token by token, instead of being fake-quantised
   bool second_half = false;  ///< rows n/2 ... n - 2 of each document, as llama-perplexity scores
   std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;
   std::int64_t query_tile = 128, floor_query_tile = 80;  ///< the noise floor is the reference in tiles of another size

@@ -87,6 +87,15 @@ at::Tensor run_block(const model::Block& block, const at::Tensor& x, const Layer
   return block.finish(x, o.to(x.scalar_type()));
 }
 
+at::Tensor run_block_packed(const model::Block& block, const at::Tensor& x, std::size_t layer_idx, PackedCache& cache) {
+  const c10::NoGradGuard no_grad;
+  const model::Projected p = block.project(x);
+  const at::Tensor q = on_cpu(p.q_pre), k = on_cpu(p.k_pre), v = on_cpu(p.v);
+  const at::Tensor o = at::empty({x.size(0), q.size(1) * q.size(2)}, q.options());
+  cache.attend(layer_idx, x.size(0), q.data_ptr<float>(), k.data_ptr<float>(), v.data_ptr<float>(), o.data_ptr<float>());
+  return block.finish(x, o.to(x.options()));
+}
+
 std::vector<std::vector<KldRow>> compare_final_states(const model::Head& head, const at::Tensor& reference, const std::vector<at::Tensor>& contenders,
                                                       const std::vector<std::string>& names, const std::vector<text::TokenId>& ids,
                                                       std::int32_t document, std::int64_t first, std::int64_t end, ThreadPool& pool) {

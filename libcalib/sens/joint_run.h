@@ -10,6 +10,7 @@
 #include "libcalib/model/torch_block.h"
 #include "libcalib/sens/contender.h"
 #include "libcalib/sens/kld_block.h"
+#include "libcalib/sens/packed_cache.h"
 #include "libcalib/text/corpus.h"
 
 namespace calib::sens {
@@ -36,6 +37,8 @@ class DocumentStates {
 
 /// One block over one document, x: [T, C] -> [T, C]. `change` null: exact cache. Attention runs in tiles of query_tile rows.
 at::Tensor run_block(const model::Block& block, const at::Tensor& x, const LayerChange* change, std::int64_t query_tile, ThreadPool& pool);
+/// The same through the runtime's pages, token by token. layer_idx: position in ModelIdentity::layers.
+at::Tensor run_block_packed(const model::Block& block, const at::Tensor& x, std::size_t layer_idx, PackedCache& cache);
 
 /// K and V of one document as its rows read them under `change`.
 struct ChangedCache {

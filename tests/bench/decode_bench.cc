@@ -10,6 +10,7 @@
 #include "benchmark/benchmark.h"
 #include "kernels/core/layout.h"
 #include "kernels/read/decode_cpu.h"
+#include "tests/kernels/rope_storage.h"
 
 namespace {
 
@@ -77,29 +78,8 @@ const Cache& cache_of(const std::string& k, const std::string& v, int n_heads) {
   return *cache;
 }
 
-/// RoPE of base 10,000 over the whole head.
-struct Rotary {
-  std::vector<float> coarse, fine, tile;
-  kvrt::RopeTables tables;
-  Rotary() {
-    const auto fill = [](std::int64_t n, std::int64_t step, std::vector<float>* out) {
-      for (std::int64_t p = 0; p < n; ++p) {
-        for (int i = 0; i < kHeadDim; ++i) {
-          const double angle = static_cast<double>(p * step) * std::pow(10000.0, -2.0 * (i % (kHeadDim / 2)) / kHeadDim);
-          out->push_back(static_cast<float>(i < kHeadDim / 2 ? std::cos(angle) : std::sin(angle)));
-        }
-      }
-    };
-    fill(kTokens / kvrt::kRopeCoarse, kvrt::kRopeCoarse, &coarse);
-    fill(kvrt::kRopeFine, 1, &fine);
-    tables.coarse = coarse.data(), tables.fine = fine.data(), tables.n_pairs = kHeadDim / 2;
-    tile.resize(kHeadDim * kvrt::kRopeTile);
-    kvrt::rope_tile_table(tables, tile.data());
-  }
-};
-
 /// One head's tokens [range * kRange, ...): partials are merged by the caller.
-void attend_range(const Cache& cache, const std::vector<float>& q, const Rotary& rotary, const kvrt::DecodeBackend& path, int head, int range,
+void attend_range(const Cache& cache, const std::vector<float>& q, const kvrt::test::RopeStorage& rope, const kvrt::DecodeBackend& path, int head, int range,
                   int n_queries, const kvrt::Partial& out) {
   const auto floats = static_cast<std::size_t>(kvrt::decode_workspace_floats(kHeadDim, n_queries));
   thread_local std::vector<float> storage;
@@ -113,7 +93,7 @@ void attend_range(const Cache& cache, const std::vector<float>& q, const Rotary&
   job.segment = {side(cache.k), side(cache.v), cache.pages.data() + range * (kRange / kPageTokens), kRange, 0, kRange, std::int64_t{range} * kRange,
                  cache.k_scheme.pre};
   job.q = q.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim;
-  job.n_queries = n_queries, job.rope = &rotary.tables, job.rope_tile = rotary.tile.data(), job.out = out;
+  job.n_queries = n_queries, job.rope = &rope.tables, job.rope_tile = rope.tile.data(), job.out = out;
   kvrt::clear_partial(job.out, n_queries, kHeadDim);
   path.attend(job, workspace);
 }
@@ -122,7 +102,9 @@ void run(benchmark::State& state, const std::string& k, const std::string& v, in
   const Cache& cache = cache_of(k, v, n_heads);
   kvrt::DecodeBackend path{};
   if (const kvrt::Status status = kvrt::choose_decode_backend(&path); !status.ok()) return state.SkipWithError(status.text().c_str());
-  const Rotary rotary;
+  std::vector<double> inv_freq;
+  for (int i = 0; i < kHeadDim / 2; ++i) inv_freq.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
+  const kvrt::test::RopeStorage rope(inv_freq, false, kTokens);
   const auto n = static_cast<std::size_t>(n_heads * n_queries * kHeadDim);
   std::vector<float> q(n), out(n), sums(2 * n / kHeadDim * kRanges), outputs(n * kRanges);
   std::vector<kvrt::Partial> parts;
@@ -134,7 +116,7 @@ void run(benchmark::State& state, const std::string& k, const std::string& v, in
   for (auto _ : state) {
 #pragma omp parallel for num_threads(n_threads) schedule(dynamic)
     for (int piece = 0; piece < n_heads * kRanges; ++piece) {
-      attend_range(cache, q, rotary, path, piece / kRanges, piece % kRanges, n_queries, parts[static_cast<std::size_t>(piece)]);
+      attend_range(cache, q, rope, path, piece / kRanges, piece % kRanges, n_queries, parts[static_cast<std::size_t>(piece)]);
     }
     for (int head = 0; head < n_heads; ++head) {
       kvrt::combine_partials(&parts[static_cast<std::size_t>(head * kRanges)], kRanges, n_queries, kHeadDim,

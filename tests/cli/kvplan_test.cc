@@ -178,6 +178,25 @@ TEST_F(Kvplan, LimitsByLoss) {
   EXPECT_NE(rich.err.find("40.00 effective bits and plain 16-bit storage takes 16"), std::string::npos) << rich.err;
 }
 
+TEST_F(Kvplan, NeverReplacesAFileThatItDidNotMake) {
+  // The tensor file of model.json would be model.safetensors: somebody's weights.
+  test::write_file(file("model.safetensors"), "weights");
+  const Outcome o = run("--uniform fp8-head --stats " + file("stats.h5") + " -o " + file("model.json"));
+  EXPECT_EQ(o.exit_code, 2) << o.err;
+  EXPECT_NE(o.err.find("model.safetensors: exists and is not the tensor file of a plan"), std::string::npos) << o.err;
+  EXPECT_EQ(test::read_file(file("model.safetensors")), "weights");
+  EXPECT_FALSE(exists("model.json"));
+  // Its own it replaces, and takes away when the new plan has no constants.
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(run("--uniform fp8-head --stats " + file("stats.h5") + " -o " + file("own.json")).exit_code, 0);
+  EXPECT_TRUE(exists("own.safetensors"));
+  ASSERT_EQ(run("--uniform bf16 --stats " + file("stats.h5") + " -o " + file("own.json")).exit_code, 0);
+  EXPECT_FALSE(exists("own.safetensors"));
+  const std::string scores = test::read_file(file("sens.h5"));
+  expect_refusal(inputs() + " --budget 4.5 -o " + file("sens.h5"), 2, {"would replace an input"}, "no.json");
+  EXPECT_EQ(test::read_file(file("sens.h5")), scores);
+  expect_refusal(inputs() + " --budget 4.5 -o " + file("p.safetensors"), 2, {".safetensors"}, "p.safetensors");
+}
+
 TEST_F(Kvplan, RefusalsLeaveNothingAndKeepOldFiles) {
   const std::string out = " -o " + file("no.json");
   expect_refusal(inputs() + " --budget 1.0" + out, 6, {"1.0 effective bits at T=8192", "minimum"}, "no.json");

@@ -2,6 +2,7 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -112,6 +113,22 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
     EXPECT_NE(o.text.find(part), std::string::npos) << part;
 }
 
+// The number scored is the number stored: the runtime's pages, written and read token by token, lose what fake quantisation does.
+TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
+  const std::string call = "kvsens evaluate " + inputs() + " --stats " + file("stats.h5") +
+                           " --uniform int4.token.g:int3.token.g,int3.channel.g32.pre:int4.token.g.had,int2.token.g.center:int8.token.g --sinks 4 --window 32 -o ";
+  const Outcome fake = run(call + file("fake.json")), packed = run(call + file("packed.json") + " --backend kvrt");
+  ASSERT_EQ(fake.exit_code, 0) << fake.text;
+  ASSERT_EQ(packed.exit_code, 0) << packed.text;
+  const sens::EvalResult a = artifacts::read_eval_file(file("fake.json")), b = artifacts::read_eval_file(file("packed.json"));
+  EXPECT_EQ(b.settings.backend, "kvrt");
+  for (std::size_t i = 0; i < a.contenders.size(); ++i) {
+    const double one = a.contenders[i].total.kld.mean, other = b.contenders[i].total.kld.mean;
+    EXPECT_NEAR(other, one, std::max(3 * a.noise_floor.kld.mean, 0.02 * one)) << a.contenders[i].name;
+    EXPECT_GT(one, 10 * a.noise_floor.kld.mean);
+  }
+}
+
 // A cache of which nothing is coded would measure as free.
 TEST_F(Kvsens, TextThatNothingOfWouldBeCodedIsRefused) {
   const std::string common = inputs() + " --stats " + file("stats.h5");
@@ -126,6 +143,24 @@ TEST_F(Kvsens, TextThatNothingOfWouldBeCodedIsRefused) {
   EXPECT_NE(statistics.text.find("the first 256 are sinks"), std::string::npos) << statistics.text;
   EXPECT_FALSE(exists("no.h5"));
   EXPECT_FALSE(exists("no.json"));
+}
+
+TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
+  const std::string common = inputs() + " --stats " + file("stats.h5"), old = test::read_file(file("stats.h5"));
+  for (const std::string& call : {"kvsens " + common + " -o " + file("stats.h5"), "kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g -o " + file("a.txt"),
+                                  "kvcalib " + inputs() + " -o " + file("m/config.json")}) {
+    const Outcome o = run(call);
+    EXPECT_EQ(o.exit_code, 2) << call << "\n" << o.text;
+    EXPECT_NE(o.text.find("would replace an input"), std::string::npos) << o.text;
+  }
+  EXPECT_EQ(test::read_file(file("stats.h5")), old);
+  const Outcome null = run("kvsens " + common + " -o /dev/null");
+  EXPECT_EQ(null.exit_code, 3) << null.text;
+  EXPECT_EQ(null.text.find("forward"), std::string::npos) << "refused only after the walk:\n" << null.text;
+  const Outcome sinks = run("kvsens " + common + " --sinks 16 -o " + file("no.h5"));
+  EXPECT_EQ(sinks.exit_code, 5) << sinks.text;
+  EXPECT_NE(sinks.text.find("the statistics keep 4"), std::string::npos) << sinks.text;
+  EXPECT_FALSE(exists("no.h5"));
 }
 
 TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
@@ -160,7 +195,7 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect(inputs() + " --candidates int5.token.g", 2, "int5");
   expect("evaluate " + inputs(), 2, "--plan");
   expect("evaluate " + inputs() + " --plan " + file("absent.json"), 3, "absent.json");
-  expect("evaluate " + inputs() + " --uniform bf16:bf16 --backend kvrt", 7, "kvrt");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --backend gguf", 2, "expected fake or kvrt");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("no/such/e.json"), 3, "no/such");
   expect("--model " + file("absent") + " --data " + file("a.txt"), 3, "absent");
   expect("refine " + inputs(), 7, "refine");

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "tests/kernels/decode_fixture.h"
+#include "tests/kernels/rope_storage.h"
 
 namespace kvrt {
 namespace {
@@ -186,7 +187,7 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
           Rope rope;
           rope.interleaved = interleaved;
           for (int i = 0; i < width / 2; ++i) rope.inv_freq.push_back(std::pow(10000.0, -2.0 * i / width));
-          const RopeStorage tables(rope, 1 << 20);
+          const test::RopeStorage turned(rope.inv_freq, interleaved, (1 << 20) + 1);
           for (const int position : {0, 4, 1000, (1 << 20) - n + 1}) {
             DenseRows rows;
             for (int i = 0; i < n; ++i) rows.add(k, v, (first_slot + i) % k.n_slots, &rope, position + i, mean, {});
@@ -194,7 +195,7 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
               PartialBuffer out(4, d);
               HeadAttention job = job_of(k, v, n, q, &out);
               job.segment.first_slot = first_slot, job.segment.first_position = position, job.segment.pre = true;
-              job.rope = &tables.tables, job.rope_tile = tables.tile.data(), job.k_mean = mean.data();
+              job.rope = &turned.tables, job.rope_tile = turned.tile.data(), job.k_mean = mean.data();
               run_path(path, job);
               expect_attention(rows, n, q, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
               if (HasFatalFailure()) return;
@@ -301,11 +302,7 @@ TEST(DecodeCpu, BadCallsAreRefusedByName) {
   Pool k("bf16", d, 64, 64, 24), v("bf16", d, 64, 64, 25);
   const std::vector<float> q = queries(1, d, 26);
   PartialBuffer out(1, d);
-  Rope rope;
-  rope.inv_freq.assign(33, 0.1);
-  const RopeStorage wide(rope, 100);
-  rope.inv_freq.assign(32, 0.1);
-  const RopeStorage fitting(rope, 100);
+  const test::RopeStorage wide(std::vector<double>(33, 0.1), false, 100), fitting(std::vector<double>(32, 0.1), false, 100);
   struct Case {
     const char* expected;
     void (*change)(HeadAttention*);

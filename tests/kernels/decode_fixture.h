@@ -92,26 +92,6 @@ struct Rope {
   }
 };
 
-/// Tables of kernels/codec/rope.h for the same rotation.
-struct RopeStorage {
-  std::vector<float> coarse, fine, tile;
-  RopeTables tables;
-  RopeStorage(const Rope& rope, std::int64_t max_position) {
-    const auto fill = [&](std::int64_t n, std::int64_t step, std::vector<float>* out) {
-      for (std::int64_t p = 0; p < n; ++p) {
-        for (const double f : rope.inv_freq) out->push_back(static_cast<float>(std::cos(static_cast<double>(p * step) * f)));
-        for (const double f : rope.inv_freq) out->push_back(static_cast<float>(std::sin(static_cast<double>(p * step) * f)));
-      }
-    };
-    fill(max_position / kRopeCoarse + 1, kRopeCoarse, &coarse);
-    fill(kRopeFine, 1, &fine);
-    tables.coarse = coarse.data(), tables.fine = fine.data();
-    tables.n_pairs = static_cast<int>(rope.inv_freq.size()), tables.interleaved = rope.interleaved;
-    tile.assign(static_cast<std::size_t>(tables.n_pairs) * 2 * kRopeTile, NAN);
-    rope_tile_table(tables, tile.data());
-  }
-};
-
 /// Keys and values of some tokens as the attention sees them, in double.
 struct DenseRows {
   std::vector<std::vector<double>> k, v;

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/core/plan_constants.h"
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
 #include "synthetic_sens.h"
@@ -66,6 +67,27 @@ class PlanFile : public testing::Test {
   test::TempFolder folder_;
 };
 
+// Every kind of constant, int32 included, comes back; each with the shape that its scheme asks for.
+TEST_F(PlanFile, ConstantsOfEveryKindComeBack) {
+  const plan::FitUnit fit = [](const LayerGeometry& layer, Side, const kvrt::Scheme& scheme, std::vector<std::string>*) {
+    quant::SchemeParams params;
+    for (const kvrt::PlanConstant& c : kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim))
+      for (std::int64_t i = 0; i < c.count(); ++i) params.find(c.name)->push_back(c.integer ? static_cast<float>(i % layer.head_dim) : 0.5f + static_cast<float>(i));
+    return params;
+  };
+  for (const char* pair : {"int4.channel.static.pre.center.ef:int8.tensor", "int3.token.g.smooth.had.ef:nvfp4", "sint8.head:fp8e4m3.head"}) {
+    const plan::Plan a = plan::uniform_plan(plan_test::tiny_model(2), quant::resolve_preset(pair, 64), plan::Accounting{}, {}, fit);
+    write_plan(a, path());
+    const plan::Plan b = read();
+    EXPECT_THAT(plan::verify_plan(b), testing::IsEmpty()) << pair;
+    for (std::size_t l = 0; l < 2; ++l) {
+      EXPECT_FALSE(a.layers[l].k.params.empty());
+      EXPECT_EQ(a.layers[l].k.params, b.layers[l].k.params) << pair;
+      EXPECT_EQ(a.layers[l].v.params, b.layers[l].v.params) << pair;
+    }
+  }
+}
+
 TEST_F(PlanFile, RoundTrip) {
   const plan::Plan a = searched_plan();
   write_plan(a, path());
@@ -118,6 +140,7 @@ TEST_F(PlanFile, TensorsMustBeThePlansOwn) {
 TEST_F(PlanFile, TensorFileNameStaysInTheFolder) {
   write_plan(searched_plan(), path());
   for (const char* name : {"../plan.safetensors", "/etc/passwd", "a/b", "..", "", "a\\\\b", "a\\u0000b"}) {
+    std::filesystem::remove(plan_tensor_path(path()));  // the damaged plan no longer names it as its own
     write_plan(searched_plan(), path());
     replace("\"file\": \"plan.safetensors\"", std::string("\"file\": \"") + name + "\"");
     expect_error([&] { read(); }, ErrorKind::kFormat, {"plan.json", "/tensors/file"});
@@ -171,6 +194,7 @@ TEST_F(PlanFile, IndependentOfTheGlobalLocale) {
 // CASES.md PJ-04.
 TEST_F(PlanFile, NoNumberThatIsNone) {
   for (const char* wrong : {"null", "NaN", "\"NaN\"", "Infinity", "1e999", "-0", "-0.0", "1e-400", "-1"}) {
+    std::filesystem::remove(plan_tensor_path(path()));
     write_plan(fp8_plan(448.0f), path());
     replace("\"scale\": 1.0", std::string("\"scale\": ") + wrong);
     expect_error([&] { read(); }, ErrorKind::kFormat, {"plan.json"});

@@ -8,6 +8,7 @@
 #include "layer_stats.h"
 #include "libcalib/base/error.h"
 #include "libcalib/quant/calibrated_params.h"
+#include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scheme.h"
 
 namespace calib::quant {
@@ -180,6 +181,44 @@ TEST(ErrorFeedback, MomentsFollowTheSchemesCoordinates) {
   const SchemeParams p = fit_params(parse_scheme("int4.channel.g32.pre.ef"), Side::kK, stats, 4, nullptr, 100);
   EXPECT_EQ(p.ef_u.size(), 2u * 64 * 65 / 2);
   EXPECT_EQ(p.ef_order.size(), 128u);
+}
+
+// Queries that point one way: what fit_params finds reaches the encoder, and costs less under the moment than rounding to nearest.
+TEST(ErrorFeedback, FittedConstantsLowerTheCostOfStoredKeys) {
+  LayerGeometry g = quant_test::geometry();
+  for (int p = 0; p < 32; ++p) g.inv_freq.push_back(std::pow(10000.0, -p / 32.0));
+  const auto value = [](std::int64_t t, int h, int c) { return static_cast<float>(std::sin(0.1 * static_cast<double>(t * (c + 1) + h))); };
+  const std::vector<float> k = quant_test::fill(200, 2, 64, value);
+  const std::vector<float> q = quant_test::fill(200, 4, 64, [](std::int64_t t, int h, int c) { return static_cast<float>(2 * std::cos(static_cast<double>(c * c)) + std::sin(0.7 * static_cast<double>(t * (c + 2) + h))); });
+  stats::LayerStats stats(g, 4);
+  stats::DocumentTensors document;
+  document.n_tokens = 200;
+  document.k_pre = document.k_post = document.v = k.data();
+  document.q_pre = document.q_post = q.data();
+  ThreadPool pool(1);
+  stats.add_document(document, pool);
+  std::vector<float> x(64 * 128), with(x.size()), without(x.size());
+  Rng rng(4);
+  for (float& v : x) v = static_cast<float>(rng.normal());
+  struct Row { const char *with, *without; };
+  for (const Row& r : {Row{"int4.channel.g32.pre.ef", "int4.channel.g32.pre"}, Row{"int3.token.g.ef", "int3.token.g"}, Row{"int4.token.g.had.ef", "int4.token.g.had"}}) {
+    const SchemeParams p = fit_params(parse_scheme(r.with), Side::kK, stats, 4, nullptr, 100);
+    fake_quant_document(parse_scheme(r.with), Side::kK, g, p, 0, false, 64, x.data(), with.data(), pool);
+    fake_quant_document(parse_scheme(r.without), Side::kK, g, {}, 0, false, 64, x.data(), without.data(), pool);
+    double cost_with = 0, cost_without = 0;
+    for (int h = 0; h < 2; ++h) {
+      // Decoded values are the model's own coordinates, without the rotation.
+      const std::vector<double> moment = key_error_moment(stats, h, parse_scheme(parse_scheme(r.with).pre ? "int4.token.g.pre" : "int4.token.g"), nullptr, 100);
+      const auto of_head = [&](const std::vector<float>& v) {
+        std::vector<float> rows;
+        for (std::size_t t = 0; t < 64; ++t)
+          for (std::size_t c = 0; c < 64; ++c) rows.push_back(v[t * 128 + static_cast<std::size_t>(h) * 64 + c]);
+        return rows;
+      };
+      cost_with += cost(moment, 64, of_head(x), of_head(with)), cost_without += cost(moment, 64, of_head(x), of_head(without));
+    }
+    EXPECT_LT(cost_with, 0.7 * cost_without) << r.with;
+  }
 }
 
 // Before RoPE: the cost of an error of the stored key, averaged over the distances it will be read at.

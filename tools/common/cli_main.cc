@@ -43,6 +43,7 @@ void install_signal_handlers() {
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGHUP, &action, nullptr);  // a closed terminal
 }
 
 /// FILE of `--config FILE` or `--config=FILE` as the user gave it.

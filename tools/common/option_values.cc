@@ -9,6 +9,8 @@
 
 #include "libcalib/base/error.h"
 #include "libcalib/base/utf8.h"
+#include "libcalib/io/atomic_file.h"
+#include "libcalib/io/h5.h"
 
 namespace calib::tools {
 namespace {
@@ -117,14 +119,36 @@ CLI::Option* add_flag(CLI::App& app, const std::string& names, bool& value, cons
   return app.add_flag(names, value, help)->group(group);
 }
 
-void check_output(const std::string& output) {
+namespace {
+
+/// "is an input": the same file under any name, or a file of a model's folder that would be replaced.
+void check_is_no_input(const std::string& output, const std::string& input) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (input.empty() || !fs::exists(output, error)) return;
+  const fs::path parent = fs::path(output).has_parent_path() ? fs::path(output).parent_path() : ".";
+  const bool in_folder = fs::is_directory(input, error) && fs::equivalent(parent, input, error) && !error;
+  if (in_folder || (fs::exists(input, error) && fs::equivalent(output, input, error) && !error))
+    fail(ErrorKind::kUsage, "--output " + to_valid_utf8(output), "would replace an input ({}); give another name", to_valid_utf8(input));
+}
+
+}  // namespace
+
+void check_output(const std::string& output, const std::vector<std::string>& inputs, OutputKind kind) {
   if (output.empty()) fail(ErrorKind::kUsage, "--output", "is empty, expected a file name");
   const std::filesystem::path path(output);
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) fail(ErrorKind::kUsage, output, "is a folder, expected a file name for --output");
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  if (!std::filesystem::is_directory(folder, error))
-    fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", to_valid_utf8(folder.string()));
+  if (!std::filesystem::is_directory(folder, error)) {
+    const std::string name = to_valid_utf8(folder.string());
+    if (std::filesystem::exists(folder, error)) fail(ErrorKind::kNotFound, output, "{} is not a folder", name);
+    fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", name);
+  }
+  for (const std::string& input : inputs) check_is_no_input(output, input);
+  // What would fail when the work is done fails now: rights, locks, a full disk. Nothing stays behind.
+  if (kind == OutputKind::kHdf5) const io::H5Writer probe(output, "probe", 1);
+  else const io::AtomicFile probe(output);
 }
 
 }  // namespace calib::tools

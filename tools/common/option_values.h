@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -33,8 +34,10 @@ CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& valu
                       const std::string& group, const std::string& type_name = "TEXT");
 CLI::Option* add_flag(CLI::App& app, const std::string& names, bool& value, const std::string& help, const std::string& group);
 
-/// `--output` that cannot be written is found before the model runs, not after.
-/// Throws: kUsage (empty, a folder), kNotFound (its folder does not exist).
-void check_output(const std::string& output);
+enum class OutputKind { kHdf5, kJson };
+/// `--output` that cannot be written, or that would replace one of `inputs` (files, model folders; empty names are passed over), is
+/// found before the work begins, not after. Leaves nothing behind.
+/// Throws: kUsage (empty, a folder, an input), kNotFound (its folder does not exist), kIo (no right to write, locked).
+void check_output(const std::string& output, const std::vector<std::string>& inputs, OutputKind kind);
 
 }  // namespace calib::tools

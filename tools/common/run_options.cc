@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "libcalib/text/data_option.h"
 #include "tools/common/option_values.h"
 
 namespace calib::tools {
@@ -29,6 +30,14 @@ void add_run_options(CLI::App& app, RunOptions& o) {
 void require_model_and_data(const RunOptions& options) {
   if (options.model.empty()) fail(ErrorKind::kUsage, "--model", "is required: a Hugging Face folder or a GGUF file");
   if (options.data.empty()) fail(ErrorKind::kUsage, "--data", "is required: at least one .txt, .jsonl or .ids file, or -");
+  for (const std::string& data : options.data)
+    if (data.empty()) fail(ErrorKind::kUsage, "--data", "is empty, expected the name of a .txt, .jsonl or .ids file, or -");
+}
+
+std::vector<std::string> inputs_of(const RunOptions& options) {
+  std::vector<std::string> inputs = {options.model};
+  for (const std::string& data : options.data) inputs.push_back(text::parse_data_option(data).path);
+  return inputs;
 }
 
 model::ModelOptions model_options(const RunOptions& options, const Invocation& call) {

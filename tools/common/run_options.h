@@ -29,6 +29,8 @@ void add_run_options(CLI::App& app, RunOptions& options);
 
 /// Throws kUsage if --model or --data is missing.
 void require_model_and_data(const RunOptions& options);
+/// The model and the files of --data, without their options: what --output must not replace.
+std::vector<std::string> inputs_of(const RunOptions& options);
 model::ModelOptions model_options(const RunOptions& options, const Invocation& call);
 /// seq_len is bounded by the model's positions; max_positions comes from its identity.
 text::CorpusRequest corpus_request(const RunOptions& options, std::int64_t max_positions);

@@ -15,6 +15,7 @@
 #include "libcalib/plan/verify.h"
 #include "libcalib/quant/calibrated_params.h"
 #include "tools/kvplan/commands.h"
+#include "tools/common/option_values.h"
 #include "tools/kvplan/plan_text.h"
 
 namespace calib::tools {
@@ -160,7 +161,12 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
       fmt::print("{:>8.3f}  {:>11}  {}{}\n", b.effective_bits, b.feasible || b.score > 0 ? fmt::format("{:.4e}", b.score) : "-", b.description, b.feasible ? "" : " (over the budget: none of its kind fits)");
     fmt::print("\n");
   }
-  fmt::print("{}\n", output.empty() ? "nothing written (--dry-run)" : to_valid_utf8(output));
+  if (output.empty()) {
+    fmt::print("nothing written (--dry-run)\n");
+    return;
+  }
+  fmt::print("{}\n", to_valid_utf8(output));
+  if (const std::string tensors = artifacts::plan_tensor_path(output); plan.summary.constants_bytes > 0) fmt::print("{}\n", to_valid_utf8(tensors));
 }
 
 }  // namespace
@@ -168,7 +174,10 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
 int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress) {
   check_limits(o);
   check_target(o);
-  if (o.output.empty()) fail(ErrorKind::kUsage, "--output", "is empty, expected a file name");
+  check_output(o.output, {o.stats, o.sens}, OutputKind::kJson);
+  constexpr std::string_view kTensorSuffix = ".safetensors";
+  if (o.output.size() > kTensorSuffix.size() && std::string_view(o.output).substr(o.output.size() - kTensorSuffix.size()) == kTensorSuffix)
+    fail(ErrorKind::kUsage, "--output", "ends in .safetensors, which is where the plan's constants go; name the plan, such as plan.json");
   std::vector<std::pair<std::string, std::string>> parents;
   plan::Plan plan = o.uniform.empty() ? make_searched(o, progress, parents) : make_uniform(o, progress, parents);
   if (const std::vector<std::string> problems = plan::verify_plan(plan); !problems.empty())

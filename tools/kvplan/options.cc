@@ -24,7 +24,7 @@ void declare_plan(CLI::App& app, KvplanOptions& o) {
   add_text(app, "--stats", o.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "--sens", o.sens, "Scores of kvsens", "Input", "FILE");
   add_text(app, "-o,--output", o.output, "Plan to write; constants go to a .safetensors file beside it", "Output", "FILE");
-  add_text(app, "--budget", o.budget, "Effective bits (4.5), bytes for the context (12GiB) or per token (300B/token)", "Budget", "B");
+  add_text(app, "--budget", o.budget, "Effective bits (4.5), bytes for the context (12GiB) or per token (6000B/token)", "Budget", "B");
   add_text(app, "--max-kl", o.max_kl, "Smallest plan whose predicted mean KL stays below this, in nats", "Budget", "X");
   add_text(app, "--max-ppl-ratio", o.max_ppl_ratio, "Smallest plan whose predicted perplexity ratio stays below this", "Budget", "X");
   add_text(app, "--profile", o.profile, "accuracy (8.0 to 5.33 bits) or compact (4.0 to 2.67 bits)", "Budget", "NAME");

@@ -21,7 +21,7 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_integer(app, "--sinks", o.n_sinks, 0, kMostTokens, "Exact first tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_integer(app, "--window", o.window, 0, kMostTokens, "Exact newest tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_flag(app, "--second-half", o.second_half, "Score rows n/2 ... n - 2 of each window only, as llama-perplexity does", "Calibration");
-  add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place", "Diagnostics", "NAME");
+  add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place; kvrt: the runtime's packed pages, token by token", "Diagnostics", "NAME");
 }
 
 }  // namespace
@@ -32,9 +32,9 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_run_options(app, g.run);
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
-  add_text(app, "--candidates", g.candidates, "default, presets or scheme strings, separated by commas", "Calibration", "LIST");
+  add_text(app, "--candidates", g.candidates, "default, names of presets or scheme strings, separated by commas", "Calibration", "LIST");
   add_text(app, "--metric", g.metric, "Of fisher_softmax, fisher_vec, fisher, attn_kl, attn_out, logit_kl", "Calibration", "LIST");
-  add_integer(app, "--sinks", g.n_sinks, 0, kMostTokens, "First tokens of every document, kept exact", "Calibration");
+  add_integer(app, "--sinks", g.n_sinks, -1, kMostTokens, "First tokens of every document, kept exact; -1 = as the statistics (4 without)", "Calibration");
   add_text(app, "--window", g.window, "Window lengths to score, newest tokens kept exact", "Calibration", "W[,W...]");
   add_integer(app, "--draws", g.draws, 1, 1024, "Label draws of the Fisher metrics", "Calibration");
   add_integer(app, "--rows", g.rows, 1, 1 << 20, "Sampled attention rows per document and layer", "Calibration");

@@ -60,8 +60,8 @@ std::string bits_text(const std::optional<double>& bits) { return bits ? fmt::fo
 void print_table(const sens::EvalResult& result, const std::string& output) {
   std::size_t width = 18;
   for (const auto& c : result.contenders) width = std::max(width, to_valid_utf8(c.name).size());
-  fmt::print("{} documents, {} rows{}, prefill={}, reference perplexity {:.4f} ± {:.4f}\n", result.settings.n_documents, result.settings.n_rows,
-             result.settings.second_half ? " of second halves" : "", result.settings.prefill, result.noise_floor.ppl_base.mean,
+  fmt::print("{} documents, {} rows{}, prefill={}, backend={}, reference perplexity {:.4f} ± {:.4f}\n", result.settings.n_documents, result.settings.n_rows,
+             result.settings.second_half ? " of second halves" : "", result.settings.prefill, result.settings.backend, result.noise_floor.ppl_base.mean,
              result.noise_floor.ppl_base.se);
   fmt::print("{:<{}}  {:>9}  {:>9}  {:>24}  {:>11}  {:>15}  {:>20}\n", "scheme or plan", width, "bits@2048", "bits@8192", "mean KLD ± SE", "99% KLD",
              "same top p", "PPL ratio");
@@ -116,10 +116,13 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   const std::vector<std::string> uniform = split_list(options.uniform);
   if (uniform.empty() && options.plans.empty())
     fail(ErrorKind::kUsage, "evaluate", "has nothing to measure: give --plan plan.json, --uniform PRESET,… or both");
-  if (options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--backend", "kvrt is not offered by this version; use fake");
-  if (options.backend != "fake") fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake", options.backend);
+  if (options.backend != "fake" && options.backend != "kvrt")
+    fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake or kvrt", options.backend);
   require_model_and_data(options.run);
-  check_output(options.output);
+  std::vector<std::string> files = inputs_of(options.run);
+  files.push_back(options.stats);
+  files.insert(files.end(), options.plans.begin(), options.plans.end());
+  check_output(options.output, files, OutputKind::kJson);
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
   Inputs in = open_inputs(options.run, call, log);
@@ -133,6 +136,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;
+  settings.packed = options.backend == "kvrt";
   settings.hidden_memory_bytes = options.run.hidden_mem;
   if (options.run.dry_run) return dry_run(options, call, in, contenders, settings);
 

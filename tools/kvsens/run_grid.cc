@@ -82,6 +82,16 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
              result.data.n_tokens, format_duration(seconds), format_bytes(static_cast<double>(peak_memory_bytes())));
 }
 
+/// -1 is what the statistics keep apart. Ranges were fitted without those tokens, so only their number or none at all will do.
+std::int64_t resolve_sinks(std::int64_t asked, const Statistics& statistics) {
+  constexpr std::int64_t kDefaultSinks = 4;
+  if (!statistics.given()) return asked < 0 ? kDefaultSinks : asked;
+  const std::int64_t kept = statistics.header().n_sinks;
+  if (asked > 0 && asked != kept)
+    fail(ErrorKind::kMismatch, "--sinks", "is {}, but the statistics keep {} tokens apart; leave it out, or run kvcalib with --sinks {}", asked, kept, asked);
+  return asked < 0 ? kept : asked;
+}
+
 /// A scheme that no token of any document ever reaches would score as free.
 void check_something_is_coded(const sens::SensResult& result, const sens::SweepOptions& sweep, std::int64_t longest) {
   for (const std::string& scheme : result.schemes)
@@ -133,14 +143,15 @@ int run_grid(const GridOptions& options, const Invocation& call) {
       fail(ErrorKind::kUsage, "--metric", "does not know \"{}\"; expected some of {}", m, fmt::join(sens::known_metrics(), ", "));
   if (sweep.metrics.empty()) fail(ErrorKind::kUsage, "--metric", "is empty, expected some of {}", fmt::join(sens::known_metrics(), ", "));
   sweep.windows = parse_windows(options.window);
-  sweep.n_sinks = options.n_sinks;
   sweep.n_draws = static_cast<int>(options.draws);
   sweep.rows_per_document = options.rows;
   sweep.seed = static_cast<std::uint64_t>(options.run.seed);
   sweep.hidden_memory_bytes = options.run.hidden_mem;
   const std::vector<int> layers = parse_layers(options.layers);
   require_model_and_data(options.run);
-  check_output(options.output);
+  std::vector<std::string> files = inputs_of(options.run);
+  files.push_back(options.stats);
+  check_output(options.output, files, OutputKind::kHdf5);
 
   Inputs in = open_inputs(options.run, call, log);
   const Statistics statistics(options.stats, in.identity, options.run.model);
@@ -151,7 +162,7 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   result.provenance = in.provenance;
   result.seq_len = in.corpus.identity.seq_len;
   result.candidate_list = candidates.name;
-  result.n_sinks = sweep.n_sinks;
+  result.n_sinks = sweep.n_sinks = resolve_sinks(options.n_sinks, statistics);
   if (statistics.given()) {
     result.calibration_data = statistics.header().data;
     result.provenance.parents.emplace_back("stats", sha256_of_file(options.stats));
