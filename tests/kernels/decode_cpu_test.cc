@@ -56,14 +56,20 @@ void expect_close(const Expected& e, const float* o, float lse, const std::strin
   }
   ASSERT_NEAR(lse, e.lse, 1e-5 * (1 + std::fabs(e.lse))) << what;
 }
-void expect_attention(const DenseRows& rows, int n, const std::vector<float>& q, int n_queries, PartialBuffer* out, const std::string& what) {
-  const int d = static_cast<int>(rows.k[0].size());
-  std::vector<float> o(static_cast<std::size_t>(n_queries * d), NAN), lse(static_cast<std::size_t>(n_queries), NAN);
+std::vector<Expected> expected_of(const DenseRows& rows, int n, const std::vector<float>& q, int n_queries) {
+  std::vector<Expected> e;
+  for (int g = 0; g < n_queries; ++g) e.push_back(attend_double(rows, static_cast<std::size_t>(n), &q[static_cast<std::size_t>(g) * rows.k[0].size()]));
+  return e;
+}
+/// The first n_queries of `expected` against the partial.
+void expect_attention(const std::vector<Expected>& expected, int n_queries, PartialBuffer* out, const std::string& what) {
+  const int d = static_cast<int>(expected[0].o.size()), held = static_cast<int>(out->m.size());
+  std::vector<float> o(static_cast<std::size_t>(held * d), NAN), lse(static_cast<std::size_t>(held), NAN);
   const Partial part = out->view();
-  combine_partials(&part, 1, n_queries, d, o.data(), lse.data());
+  combine_partials(&part, 1, held, d, o.data(), lse.data());
   for (int g = 0; g < n_queries; ++g) {
-    const Expected e = attend_double(rows, static_cast<std::size_t>(n), &q[static_cast<std::size_t>(g * d)]);
-    expect_close(e, &o[static_cast<std::size_t>(g * d)], lse[static_cast<std::size_t>(g)], what + " query " + std::to_string(g));
+    const auto at = static_cast<std::size_t>(g);
+    expect_close(expected[at], &o[at * static_cast<std::size_t>(d)], lse[at], what + " query " + std::to_string(g));
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -84,11 +90,12 @@ TEST(DecodeCpu, EveryFormatEqualsAttentionInDouble) {
       for (const int n : kLengths) {
         k.write(written, n), v.write(written, n);
         for (; written < n; ++written) rows.add(k, v, written, nullptr, 0, {}, {});
+        const std::vector<Expected> expected = expected_of(rows, n, q, 8);
         for (const int n_queries : kQueries) {
           for (const DecodeBackend& path : decode_backends()) {
             PartialBuffer out(n_queries, d);
             run_path(path, job_of(k, v, n, q, &out));
-            expect_attention(rows, n, q, n_queries, &out, k_scheme + " " + v_scheme + " D " + std::to_string(d) + " T " + std::to_string(n) + " " + path.name);
+            expect_attention(expected, n_queries, &out, k_scheme + " " + v_scheme + " D " + std::to_string(d) + " T " + std::to_string(n) + " " + path.name);
             if (HasFatalFailure()) return;
           }
         }
@@ -111,10 +118,11 @@ TEST(DecodeCpu, AnyKeyFormatGoesWithAnyValueFormat) {
     for (std::size_t j = 0; j < values.size(); ++j) {
       DenseRows rows;
       for (int t = 0; t < n; ++t) rows.add(*keys[i], *values[j], t, nullptr, 0, {}, {});
+      const std::vector<Expected> expected = expected_of(rows, n, q, 1);
       for (const DecodeBackend& path : decode_backends()) {
         PartialBuffer out(4, d);
         run_path(path, job_of(*keys[i], *values[j], n, q, &out));
-        expect_attention(rows, n, q, 1, &out, schemes[i] + " " + schemes[j] + " " + path.name);
+        expect_attention(expected, 1, &out, schemes[i] + " " + schemes[j] + " " + path.name);
         if (HasFatalFailure()) return;
       }
     }
@@ -130,10 +138,11 @@ TEST(DecodeCpu, OddWidths) {
       DenseRows rows;
       for (int t = 0; t < 77; ++t) rows.add(k, v, t, nullptr, 0, {}, {});
       const std::vector<float> q = queries(13, d, 9);
+      const std::vector<Expected> expected = expected_of(rows, 77, q, 13);
       for (const DecodeBackend& path : decode_backends()) {
         PartialBuffer out(13, d);
         run_path(path, job_of(k, v, 77, q, &out));
-        expect_attention(rows, 77, q, 13, &out, std::string(scheme) + " D " + std::to_string(d) + " " + path.name);
+        expect_attention(expected, 13, &out, std::string(scheme) + " D " + std::to_string(d) + " " + path.name);
         if (HasFatalFailure()) return;
       }
     }
@@ -155,12 +164,13 @@ TEST(DecodeCpu, RingOfExactPagesAndMeans) {
         k.write(slot, slot + 1), v.write(slot, slot + 1);
         rows.add(k, v, slot, nullptr, 0, mean_k, mean_v);
       }
+      const std::vector<Expected> expected = expected_of(rows, n, q, 4);
       for (const DecodeBackend& path : decode_backends()) {
         PartialBuffer out(4, d);
         HeadAttention job = job_of(k, v, n, q, &out);
         job.segment.first_slot = first, job.k_mean = mean_k.data(), job.v_mean = mean_v.data();
         run_path(path, job);
-        expect_attention(rows, n, q, 4, &out, "first " + std::to_string(first) + " n " + std::to_string(n) + " " + path.name);
+        expect_attention(expected, 4, &out, "first " + std::to_string(first) + " n " + std::to_string(n) + " " + path.name);
         if (HasFatalFailure()) return;
       }
     }
@@ -191,13 +201,14 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
           for (const int position : {0, 4, 1000, (1 << 20) - n + 1}) {
             DenseRows rows;
             for (int i = 0; i < n; ++i) rows.add(k, v, (first_slot + i) % k.n_slots, &rope, position + i, mean, {});
+            const std::vector<Expected> expected = expected_of(rows, n, q, 2);
             for (const DecodeBackend& path : decode_backends()) {
               PartialBuffer out(4, d);
               HeadAttention job = job_of(k, v, n, q, &out);
               job.segment.first_slot = first_slot, job.segment.first_position = position, job.segment.pre = true;
               job.rope = &turned.tables, job.rope_tile = turned.tile.data(), job.k_mean = mean.data();
               run_path(path, job);
-              expect_attention(rows, n, q, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
+              expect_attention(expected, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
               if (HasFatalFailure()) return;
             }
           }
@@ -250,12 +261,13 @@ TEST(DecodeCpu, SegmentsAddToOnePartial) {
   DenseRows rows;
   for (int t = 0; t < 128; ++t) rows.add(base_k, base_v, t, nullptr, 0, {}, {});
   for (int t = 0; t < 4; ++t) rows.add(sink, sink, t, nullptr, 0, {}, {});
+  const std::vector<Expected> expected = expected_of(rows, 132, q, 8);
   for (const DecodeBackend& path : decode_backends()) {
     PartialBuffer out(8, d);
     run_path(path, job_of(base_k, base_v, 128, q, &out));
     run_path(path, job_of(sink, sink, 4, q, &out));
     run_path(path, job_of(sink, sink, 0, q, &out));
-    expect_attention(rows, 132, q, 8, &out, path.name);
+    expect_attention(expected, 8, &out, path.name);
   }
 }
 
