@@ -1,5 +1,5 @@
-// Decode attention of one layer over compressed pages: D 128, T 32768, (H, G) = (8, 4) and (4, 8), one thread and two, which share the
-// heads. Every head has data of its own, so a call reads the whole cache. KVRT_FORCE_ISA picks the path.
+// Decode attention of one layer over compressed pages: D 128, T 32768, (H, G) = (8, 4) and (4, 8), one thread and two, which share
+// pieces of 4096 tokens of one head. Every head has data of its own, so a call reads the whole cache. KVRT_FORCE_ISA picks the path.
 
 #include <cmath>
 #include <map>
@@ -18,6 +18,7 @@ using kvrt::CacheSide;
 using kvrt::Scheme;
 
 constexpr int kHeadDim = 128, kTokens = 32768, kPageTokens = 64, kPages = kTokens / kPageTokens;
+constexpr int kRange = 4096, kRanges = kTokens / kRange;  ///< tokens of one piece of work
 
 struct Side {
   kvrt::PageCodec codec;
@@ -77,26 +78,24 @@ const Cache& cache_of(const std::string& k, const std::string& v, int n_heads) {
   return *cache;
 }
 
-void attend_heads(const Cache& cache, const std::vector<float>& q, const kvrt::test::RopeStorage& rope, const kvrt::DecodeBackend& path, int first,
-                  int end, int n_queries, std::vector<float>* out) {
+/// One head's tokens [range * kRange, ...): partials are merged by the caller.
+void attend_range(const Cache& cache, const std::vector<float>& q, const kvrt::test::RopeStorage& rope, const kvrt::DecodeBackend& path, int head, int range,
+                  int n_queries, const kvrt::Partial& out) {
   const auto floats = static_cast<std::size_t>(kvrt::decode_workspace_floats(kHeadDim, n_queries));
   thread_local std::vector<float> storage;
   if (storage.size() < floats + 16) storage.resize(floats + 16);
   float* workspace = storage.data();
   while (reinterpret_cast<std::uintptr_t>(workspace) % 64 != 0) ++workspace;
-  for (int head = first; head < end; ++head) {
-    std::vector<float> m(static_cast<std::size_t>(n_queries)), l(m), o(static_cast<std::size_t>(n_queries) * kHeadDim);
-    const auto side = [&](const Side& s) {
-      return kvrt::SegmentSide{s.codec, s.pool.data(), s.layout.page, s.layout.header + head * s.layout.block};
-    };
-    kvrt::HeadAttention job;
-    job.segment = {side(cache.k), side(cache.v), cache.pages.data(), kTokens, 0, kTokens, 0, cache.k_scheme.pre};
-    job.q = q.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim;
-    job.n_queries = n_queries, job.rope = &rope.tables, job.rope_tile = rope.tile.data(), job.out = {m.data(), l.data(), o.data()};
-    kvrt::clear_partial(job.out, n_queries, kHeadDim);
-    path.attend(job, workspace);
-    kvrt::combine_partials(&job.out, 1, n_queries, kHeadDim, out->data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim, nullptr);
-  }
+  const auto side = [&](const Side& s) {
+    return kvrt::SegmentSide{s.codec, s.pool.data(), s.layout.page, s.layout.header + head * s.layout.block};
+  };
+  kvrt::HeadAttention job;
+  job.segment = {side(cache.k), side(cache.v), cache.pages.data() + range * (kRange / kPageTokens), kRange, 0, kRange, std::int64_t{range} * kRange,
+                 cache.k_scheme.pre};
+  job.q = q.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim;
+  job.n_queries = n_queries, job.rope = &rope.tables, job.rope_tile = rope.tile.data(), job.out = out;
+  kvrt::clear_partial(job.out, n_queries, kHeadDim);
+  path.attend(job, workspace);
 }
 
 void run(benchmark::State& state, const std::string& k, const std::string& v, int n_heads, int n_queries, int n_threads) {
@@ -107,11 +106,22 @@ void run(benchmark::State& state, const std::string& k, const std::string& v, in
   for (int i = 0; i < kHeadDim / 2; ++i) inv_freq.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
   const kvrt::test::RopeStorage rope(inv_freq, false, kTokens);
   const auto n = static_cast<std::size_t>(n_heads * n_queries * kHeadDim);
-  std::vector<float> q(n), out(n);
+  std::vector<float> q(n), out(n), sums(2 * n / kHeadDim * kRanges), outputs(n * kRanges);
+  std::vector<kvrt::Partial> parts;
+  for (int piece = 0; piece < n_heads * kRanges; ++piece) {
+    float* m = sums.data() + static_cast<std::ptrdiff_t>(piece) * 2 * n_queries;
+    parts.push_back({m, m + n_queries, outputs.data() + static_cast<std::ptrdiff_t>(piece) * n_queries * kHeadDim});
+  }
   for (std::size_t i = 0; i < n; ++i) q[i] = 0.15f * std::sin(static_cast<float>(i));
   for (auto _ : state) {
-#pragma omp parallel for num_threads(n_threads) schedule(static)
-    for (int head = 0; head < n_heads; ++head) attend_heads(cache, q, rope, path, head, head + 1, n_queries, &out);
+#pragma omp parallel for num_threads(n_threads) schedule(dynamic)
+    for (int piece = 0; piece < n_heads * kRanges; ++piece) {
+      attend_range(cache, q, rope, path, piece / kRanges, piece % kRanges, n_queries, parts[static_cast<std::size_t>(piece)]);
+    }
+    for (int head = 0; head < n_heads; ++head) {
+      kvrt::combine_partials(&parts[static_cast<std::size_t>(head * kRanges)], kRanges, n_queries, kHeadDim,
+                             out.data() + static_cast<std::ptrdiff_t>(head) * n_queries * kHeadDim, nullptr);
+    }
     benchmark::DoNotOptimize(out.data());
     benchmark::ClobberMemory();
   }

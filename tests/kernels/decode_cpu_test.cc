@@ -20,14 +20,13 @@ constexpr int kSlots = 512;
 std::vector<std::string> offered(int d) {
   std::vector<std::string> out;
   for (const char* format : {"bf16", "fp16", "fp8e4m3", "fp8e5m2", "int8", "int4", "int3", "int2", "sint8", "sint4", "q8_0", "q4_0", "q4_1", "q5_0",
-                             "q5_1"}) {
+                             "q5_1", "iq4_nl", "nuq4", "nuq3", "nuq2", "lm4", "lm3", "lm2", "nvfp4", "mxfp4"}) {
     for (const char* granularity : {"", ".tensor", ".head", ".token.g", ".token.g32", ".token.g16", ".token.g40", ".channel.g32", ".channel.g64",
-                                    ".channel.g128"}) {
+                                    ".channel.g128", ".channel.static"}) {
       Scheme s;
       std::string error;
       const std::string text = std::string(format) + granularity;
       if (!parse_scheme(text, &s, &error) || !check_implemented(s).empty() || !check_shape(s, d, true).empty()) continue;
-      if (code_bits(s.format) < 8 && format[0] == 'i' && (s.granularity == Granularity::kTensor || s.granularity == Granularity::kHead)) continue;
       out.push_back(text);
     }
   }
@@ -57,14 +56,20 @@ void expect_close(const Expected& e, const float* o, float lse, const std::strin
   }
   ASSERT_NEAR(lse, e.lse, 1e-5 * (1 + std::fabs(e.lse))) << what;
 }
-void expect_attention(const DenseRows& rows, int n, const std::vector<float>& q, int n_queries, PartialBuffer* out, const std::string& what) {
-  const int d = static_cast<int>(rows.k[0].size());
-  std::vector<float> o(static_cast<std::size_t>(n_queries * d), NAN), lse(static_cast<std::size_t>(n_queries), NAN);
+std::vector<Expected> expected_of(const DenseRows& rows, int n, const std::vector<float>& q, int n_queries) {
+  std::vector<Expected> e;
+  for (int g = 0; g < n_queries; ++g) e.push_back(attend_double(rows, static_cast<std::size_t>(n), &q[static_cast<std::size_t>(g) * rows.k[0].size()]));
+  return e;
+}
+/// The first n_queries of `expected` against the partial.
+void expect_attention(const std::vector<Expected>& expected, int n_queries, PartialBuffer* out, const std::string& what) {
+  const int d = static_cast<int>(expected[0].o.size()), held = static_cast<int>(out->m.size());
+  std::vector<float> o(static_cast<std::size_t>(held * d), NAN), lse(static_cast<std::size_t>(held), NAN);
   const Partial part = out->view();
-  combine_partials(&part, 1, n_queries, d, o.data(), lse.data());
+  combine_partials(&part, 1, held, d, o.data(), lse.data());
   for (int g = 0; g < n_queries; ++g) {
-    const Expected e = attend_double(rows, static_cast<std::size_t>(n), &q[static_cast<std::size_t>(g * d)]);
-    expect_close(e, &o[static_cast<std::size_t>(g * d)], lse[static_cast<std::size_t>(g)], what + " query " + std::to_string(g));
+    const auto at = static_cast<std::size_t>(g);
+    expect_close(expected[at], &o[at * static_cast<std::size_t>(d)], lse[at], what + " query " + std::to_string(g));
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -85,11 +90,12 @@ TEST(DecodeCpu, EveryFormatEqualsAttentionInDouble) {
       for (const int n : kLengths) {
         k.write(written, n), v.write(written, n);
         for (; written < n; ++written) rows.add(k, v, written, nullptr, 0, {}, {});
+        const std::vector<Expected> expected = expected_of(rows, n, q, 8);
         for (const int n_queries : kQueries) {
           for (const DecodeBackend& path : decode_backends()) {
             PartialBuffer out(n_queries, d);
             run_path(path, job_of(k, v, n, q, &out));
-            expect_attention(rows, n, q, n_queries, &out, k_scheme + " " + v_scheme + " D " + std::to_string(d) + " T " + std::to_string(n) + " " + path.name);
+            expect_attention(expected, n_queries, &out, k_scheme + " " + v_scheme + " D " + std::to_string(d) + " T " + std::to_string(n) + " " + path.name);
             if (HasFatalFailure()) return;
           }
         }
@@ -112,10 +118,11 @@ TEST(DecodeCpu, AnyKeyFormatGoesWithAnyValueFormat) {
     for (std::size_t j = 0; j < values.size(); ++j) {
       DenseRows rows;
       for (int t = 0; t < n; ++t) rows.add(*keys[i], *values[j], t, nullptr, 0, {}, {});
+      const std::vector<Expected> expected = expected_of(rows, n, q, 1);
       for (const DecodeBackend& path : decode_backends()) {
         PartialBuffer out(4, d);
         run_path(path, job_of(*keys[i], *values[j], n, q, &out));
-        expect_attention(rows, n, q, 1, &out, schemes[i] + " " + schemes[j] + " " + path.name);
+        expect_attention(expected, 1, &out, schemes[i] + " " + schemes[j] + " " + path.name);
         if (HasFatalFailure()) return;
       }
     }
@@ -131,10 +138,11 @@ TEST(DecodeCpu, OddWidths) {
       DenseRows rows;
       for (int t = 0; t < 77; ++t) rows.add(k, v, t, nullptr, 0, {}, {});
       const std::vector<float> q = queries(13, d, 9);
+      const std::vector<Expected> expected = expected_of(rows, 77, q, 13);
       for (const DecodeBackend& path : decode_backends()) {
         PartialBuffer out(13, d);
         run_path(path, job_of(k, v, 77, q, &out));
-        expect_attention(rows, 77, q, 13, &out, std::string(scheme) + " D " + std::to_string(d) + " " + path.name);
+        expect_attention(expected, 13, &out, std::string(scheme) + " D " + std::to_string(d) + " " + path.name);
         if (HasFatalFailure()) return;
       }
     }
@@ -156,12 +164,13 @@ TEST(DecodeCpu, RingOfExactPagesAndMeans) {
         k.write(slot, slot + 1), v.write(slot, slot + 1);
         rows.add(k, v, slot, nullptr, 0, mean_k, mean_v);
       }
+      const std::vector<Expected> expected = expected_of(rows, n, q, 4);
       for (const DecodeBackend& path : decode_backends()) {
         PartialBuffer out(4, d);
         HeadAttention job = job_of(k, v, n, q, &out);
         job.segment.first_slot = first, job.k_mean = mean_k.data(), job.v_mean = mean_v.data();
         run_path(path, job);
-        expect_attention(rows, n, q, 4, &out, "first " + std::to_string(first) + " n " + std::to_string(n) + " " + path.name);
+        expect_attention(expected, 4, &out, "first " + std::to_string(first) + " n " + std::to_string(n) + " " + path.name);
         if (HasFatalFailure()) return;
       }
     }
@@ -188,17 +197,18 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
           Rope rope;
           rope.interleaved = interleaved;
           for (int i = 0; i < width / 2; ++i) rope.inv_freq.push_back(std::pow(10000.0, -2.0 * i / width));
-          const test::RopeStorage turned(rope.inv_freq, interleaved, 1 << 20);
+          const test::RopeStorage turned(rope.inv_freq, interleaved, (1 << 20) + 1);
           for (const int position : {0, 4, 1000, (1 << 20) - n + 1}) {
             DenseRows rows;
             for (int i = 0; i < n; ++i) rows.add(k, v, (first_slot + i) % k.n_slots, &rope, position + i, mean, {});
+            const std::vector<Expected> expected = expected_of(rows, n, q, 2);
             for (const DecodeBackend& path : decode_backends()) {
               PartialBuffer out(4, d);
               HeadAttention job = job_of(k, v, n, q, &out);
               job.segment.first_slot = first_slot, job.segment.first_position = position, job.segment.pre = true;
               job.rope = &turned.tables, job.rope_tile = turned.tile.data(), job.k_mean = mean.data();
               run_path(path, job);
-              expect_attention(rows, n, q, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
+              expect_attention(expected, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
               if (HasFatalFailure()) return;
             }
           }
@@ -251,12 +261,34 @@ TEST(DecodeCpu, SegmentsAddToOnePartial) {
   DenseRows rows;
   for (int t = 0; t < 128; ++t) rows.add(base_k, base_v, t, nullptr, 0, {}, {});
   for (int t = 0; t < 4; ++t) rows.add(sink, sink, t, nullptr, 0, {}, {});
+  const std::vector<Expected> expected = expected_of(rows, 132, q, 8);
   for (const DecodeBackend& path : decode_backends()) {
     PartialBuffer out(8, d);
     run_path(path, job_of(base_k, base_v, 128, q, &out));
     run_path(path, job_of(sink, sink, 4, q, &out));
     run_path(path, job_of(sink, sink, 0, q, &out));
-    expect_attention(rows, 132, q, 8, &out, path.name);
+    expect_attention(expected, 8, &out, path.name);
+  }
+}
+
+TEST(DecodeCpu, ScoresAreCapped) {
+  const int d = 64, n = 50;
+  Pool k("int8.token.g", d, 64, 64, 27, 3.0), v("int8.token.g", d, 64, 64, 28);
+  k.write(0, n), v.write(0, n);
+  const std::vector<float> q = queries(4, d, 29), mean = queries(1, d, 30);
+  DenseRows rows;
+  for (int t = 0; t < n; ++t) rows.add(k, v, t, nullptr, 0, mean, {});
+  for (const DecodeBackend& path : decode_backends()) {
+    PartialBuffer out(4, d);
+    HeadAttention job = job_of(k, v, n, q, &out);
+    job.soft_cap = 2.0f, job.k_mean = mean.data();
+    run_path(path, job);
+    std::vector<float> o(static_cast<std::size_t>(4 * d), NAN), lse(4, NAN);
+    combine_partials(&job.out, 1, 4, d, o.data(), lse.data());
+    for (std::size_t g = 0; g < 4; ++g) {
+      expect_close(attend_double(rows, n, &q[g * static_cast<std::size_t>(d)], 2.0), &o[g * static_cast<std::size_t>(d)], lse[g], path.name);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
@@ -308,6 +340,8 @@ TEST(DecodeCpu, BadCallsAreRefusedByName) {
   HeadAttention job = job_of(k, v, 64, q, &out);
   job.rope = &fitting.tables, job.rope_tile = fitting.tile.data(), job.segment.pre = true;
   EXPECT_TRUE(check_head_attention(job).ok());
+  job.segment.first_position = -1;
+  EXPECT_NE(check_head_attention(job).text().find("first_position is -1"), std::string::npos);
 }
 
 }  // namespace

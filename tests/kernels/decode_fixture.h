@@ -19,6 +19,7 @@ struct Pool {
   PageCodec codec;
   std::int64_t block = 0, page_bytes = 0, header = 128;
   std::vector<std::uint8_t> bytes;
+  std::vector<StaticRange> channel_ranges;
   std::vector<std::int32_t> pages;  ///< list of the sequence, backwards; page 0 is another's
   std::vector<float> rows;          ///< [slots, D], what is encoded
   int n_slots = 0;
@@ -29,6 +30,11 @@ struct Pool {
     l.n_kv_heads = 1, l.head_dim = head_dim, l.page_tokens = page_tokens, l.k = l.v = s;
     codec = make_page_codec(s, code_bits(s.format), head_dim, page_tokens);
     codec.range = static_range(s.format, -5.0f, 5.0f);
+    for (int c = 0; c < head_dim; ++c) channel_ranges.push_back(static_range(s.format, -4.0f - 0.01f * static_cast<float>(c), 4.5f));
+    if (s.granularity == Granularity::kChannelStatic) codec.channel_ranges = channel_ranges.data();
+    constexpr std::int8_t kLevels[] = {-127, -99, -80, -60, -41, -29, -17, -5, 7, 15, 32, 40, 61, 77, 98, 127};
+    const int entries = 1 << code_bits(s.format);
+    if (is_nuq(s.format)) codec.codebook = make_codebook(kLevels + (16 - entries) / 2, entries, 1.0f / 127.0f);
     const BlockLayout b = block_layout(l, CacheSide::kV);
     block = page_tokens < 64 ? codec.params + 64 : b.block;
     page_bytes = header + 3 * block;
@@ -41,6 +47,7 @@ struct Pool {
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(spread * rng.normal() + 0.3 * std::sin(static_cast<double>(i % static_cast<std::size_t>(head_dim))));
   }
 
+  Pool(const Pool&) = delete;
   SegmentSide side() const { return {codec, bytes.data(), page_bytes, header + block}; }
   std::uint8_t* head(int slot) { return bytes.data() + pages[static_cast<std::size_t>(slot / codec.page_tokens)] * page_bytes + header + block; }
   const std::uint8_t* head(int slot) const { return const_cast<Pool*>(this)->head(slot); }
@@ -105,7 +112,7 @@ struct Expected {
   std::vector<double> a_s;
   double lse = 0;  ///< natural
 };
-inline Expected attend_double(const DenseRows& rows, std::size_t n, const float* q) {
+inline Expected attend_double(const DenseRows& rows, std::size_t n, const float* q, double cap = 0) {
   const std::size_t d = rows.k[0].size();
   Expected e;
   e.o.assign(d, 0.0), e.a_v.assign(d, 0.0), e.a_s.assign(d, 0.0);
@@ -116,6 +123,7 @@ inline Expected attend_double(const DenseRows& rows, std::size_t n, const float*
       const double term = static_cast<double>(q[c]) * rows.k[t][c];
       score[t] += term, magnitude[t] += std::fabs(term);
     }
+    if (cap > 0) score[t] = cap * std::tanh(score[t] / cap);
     top = std::max(top, score[t]);
   }
   for (std::size_t t = 0; t < n; ++t) sum += std::exp2(score[t] - top);
