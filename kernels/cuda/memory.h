@@ -59,4 +59,13 @@ KVRT_DEVICE void store(T* p, T value) {
   *p = value;
 }
 
+/// *p += value, at once for all who see the memory. The order of additions is open: integers only.
+KVRT_DEVICE void atomic_add(std::int64_t* p, std::int64_t value) {
+#if defined(__CUDACC__)
+  atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(value));
+#else
+  __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+#endif
+}
+
 }  // namespace kvrt::cuda
