@@ -189,23 +189,28 @@ KVRT_HOST_DEVICE inline void count_beyond_range(const PageCodec& c, const float*
   counters->saturated += v < r.min || v > r.max;
 }
 
-/// Error feedback (METHODS.md 4.11): each channel takes the nearest code to what the channels before it left over.
-KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, int slot, const std::uint8_t* block, std::uint8_t* codes) {
-  float w[kMaxFeedbackDim];
-  for (int i = 0; i < c.head_dim; ++i) w[i] = quiet(x[c.ef_order[i]]);
+/// Error feedback (METHODS.md 4.11): each channel takes the nearest code to what the channels before it left over. n_lanes callers share
+/// the row: w and codes, [D] each, are one memory of theirs, barrier() lets all see what each wrote; alone: lane 0 of 1.
+template <class Barrier>
+KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, int slot, const std::uint8_t* block, std::uint8_t* codes, float* w,
+                                            int lane, int n_lanes, Barrier barrier) {
+  for (int i = lane; i < c.head_dim; i += n_lanes) w[i] = quiet(x[c.ef_order[i]]);
   const float* u = c.ef_u;
   for (int i = 0; i < c.head_dim; ++i) {
+    barrier();
     const int d = c.ef_order[i];
     const Grid grid = grid_at(c, block, slot, d);
     const float rest = quiet(w[i]);  // sums of huge values may leave fp32
-    codes[d] = grid_code(c.format, c.bits, c.codebook, rest, grid);
-    const float error = (rest - grid_value(c.format, c.bits, c.codebook, codes[d], grid)) / u[0];
-    for (int j = i + 1; j < c.head_dim; ++j) {
+    const std::uint8_t code = grid_code(c.format, c.bits, c.codebook, rest, grid);
+    const float error = (rest - grid_value(c.format, c.bits, c.codebook, code, grid)) / u[0];
+    for (int j = i + 1 + lane; j < c.head_dim; j += n_lanes) {
       const float carried = error * u[j - i];
       w[j] = w[j] - carried;
     }
+    if (lane == 0) codes[d] = code;
     u += c.head_dim - i;
   }
+  barrier();
 }
 
 /// Nearest codes of one piece of a slot, on grids that are already fixed.
@@ -216,7 +221,8 @@ KVRT_HOST_DEVICE inline void encode_piece(const PageCodec& c, const float* x, in
 KVRT_HOST_DEVICE inline void encode_codes(const PageCodec& c, const float* x, int slot, std::uint8_t* block) {
   if (c.ef_u) {
     std::uint8_t codes[kMaxFeedbackDim];
-    feedback_codes(c, x, slot, block, codes);
+    float w[kMaxFeedbackDim];
+    feedback_codes(c, x, slot, block, codes, w, 0, 1, [] {});
     return pack_slot(c, slot, [&](int d) { return codes[d]; }, block);
   }
   for (int piece = 0; piece < slot_pieces(c); ++piece) encode_piece(c, x, slot, piece, block);
