@@ -39,7 +39,7 @@ KVRT_DEVICE void from_frame_warp(const DeviceFrame& frame, int head, WarpRows& r
 KVRT_DEVICE void encode_codes_warp(const PageCodec& c, const float* x, int slot, std::uint8_t* block, float* spare) {
   if (c.ef_u) {  // each channel waits for the one before it: all lanes find the code, and share what it leaves to the others
     auto* const codes = reinterpret_cast<std::uint8_t*>(spare + c.head_dim);
-    detail::feedback_codes(c, x, slot, block, codes, spare, cuda::lane_index(), cuda::kWarp, [] { cuda::warp_barrier(); });
+    detail::feedback_codes(c, x, slot, block, {}, codes, spare, cuda::lane_index(), cuda::kWarp, [] { cuda::warp_barrier(); });
     for (int piece = cuda::lane_index(); piece < detail::slot_pieces(c); piece += cuda::kWarp) {
       detail::pack_slot_piece(c, slot, piece, [&](int d) { return codes[d]; }, block);
     }
