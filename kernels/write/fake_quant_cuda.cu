@@ -8,13 +8,14 @@ namespace kvrt {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / cuda::kWarp;
-constexpr int kRowRoom = 2 * kMaxDeviceDim, kParamsRoom = 4 * kMaxDeviceDim;  ///< codes of the widest row; scale and minimum of every channel
+/// Codes of the widest row; scale and minimum of every channel; outliers of one token.
+constexpr int kRowRoom = 2 * kMaxDeviceDim, kParamsRoom = 4 * kMaxDeviceDim, kOutlierRoom = 4 * kMaxTokenOutliers;
 
 /// What one warp works on: a head block of one slot.
 struct WarpBlock {
   WarpRows rows;
   PageCodec codec;
-  alignas(16) std::uint8_t bytes[kRowRoom + kParamsRoom];
+  alignas(16) std::uint8_t bytes[kRowRoom + kParamsRoom + kOutlierRoom];
 };
 
 /// The codec of the unit over a block that holds one slot.
@@ -22,14 +23,14 @@ KVRT_DEVICE void start_block(const DeviceUnit& unit, int head, WarpBlock& block)
   if (cuda::lane_index() == 0) {
     block.codec = unit.codecs[head];
     block.codec.plane_b = block.codec.row_bytes;
-    block.codec.params = kRowRoom;
+    block.codec.params = kRowRoom, block.codec.outliers = kRowRoom + kParamsRoom;
   }
   cuda::warp_barrier();
 }
 
 /// rows.x <- the value of what slot 0 holds; then out.
 KVRT_DEVICE void read_back(const DeviceUnit& unit, int head, WarpBlock& block, float* out) {
-  for (int d = cuda::lane_index(); d < unit.frame.head_dim; d += cuda::kWarp) block.rows.y[d] = decode_value(block.codec, block.bytes, 0, d);
+  decode_row_warp(block.codec, block.bytes, 0, block.rows.y);
   from_frame_warp(unit.frame, head, block.rows);
   for (int d = cuda::lane_index(); d < unit.frame.head_dim; d += cuda::kWarp) cuda::store(out + d, block.rows.x[d]);
 }
@@ -41,6 +42,7 @@ KVRT_DEVICE void frame_row(const DeviceUnit& unit, int head, const float* x, War
   to_frame_warp(unit.frame, head, rows, &ignored);
 }
 
+template <bool HasOutliers>
 KVRT_KERNEL(kThreads, 4) fake_quant_kernel(const DeviceFakeQuantArgs args) {
   struct Shared {
     WarpBlock blocks[kWarps];
@@ -56,7 +58,7 @@ KVRT_KERNEL(kThreads, 4) fake_quant_kernel(const DeviceFakeQuantArgs args) {
   start_block(unit, head, block);
   if (args.step == 1) {
     frame_row(unit, head, args.x + first, block.rows);
-    encode_row_warp(block.codec, block.rows.y, 0, block.bytes, block.rows.spare, &ignored);
+    encode_row_warp<HasOutliers>(block.codec, block.rows.y, 0, block.bytes, block.rows.spare, &ignored);
     return read_back(unit, head, block, args.out + first);
   }
   // The group's rows wait in the output, in the encoder's coordinates.
@@ -77,7 +79,9 @@ KVRT_KERNEL(kThreads, 4) fake_quant_kernel(const DeviceFakeQuantArgs args) {
 
 Status fake_quant_cuda(const DeviceFakeQuantArgs& args, void* stream) {
   const std::int64_t n = args.n_tokens / args.step * args.n_heads;
-  return cuda::launch(&fake_quant_kernel, (n + kWarps - 1) / kWarps, kThreads, args, stream);
+  const std::int64_t n_blocks = (n + kWarps - 1) / kWarps;
+  return args.has_outliers ? cuda::launch(&fake_quant_kernel<true>, n_blocks, kThreads, args, stream)
+                           : cuda::launch(&fake_quant_kernel<false>, n_blocks, kThreads, args, stream);
 }
 
 }  // namespace kvrt

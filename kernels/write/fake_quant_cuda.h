@@ -12,6 +12,7 @@ struct DeviceFakeQuantArgs {
   const DeviceLayer* layer;
   int side, n_heads;
   int step;                  ///< DeviceUnit::step(); divides n_tokens
+  bool has_outliers;         ///< out<p>, with step 1
   std::int64_t n_tokens;
   const float* x;            ///< [n_tokens, H, D]
   float* out;                ///< the same; may be x
