@@ -14,6 +14,7 @@ struct Call {
   std::uint8_t* workspace = nullptr;  ///< aligned; null for calls without one
 
   void* scratch(std::int32_t worker) const { return workspace + worker * context->worker_bytes(); }
+  void* shared() const { return workspace + context->limits().n_workers * context->worker_bytes(); }
   std::int64_t n_heads() const { return layer->layout.n_kv_heads; }
 };
 

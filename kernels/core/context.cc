@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "kernels/read/decode_sequence.h"
+#include "kernels/read/decode_step.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
@@ -180,7 +180,8 @@ Status Context::add_layer(const LayerPlan& plan, LayerContext* layer) {
   }
   layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + (decode_path_.name ? std::string(" ") + decode_path_.name : "") + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +
                        ", decode fused";
-  worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_sequence_bytes(*layer) : 0});
+  worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_worker_bytes(*layer) : 0});
+  if (backend_ == KVRT_BACKEND_CPU) shared_bytes_ = std::max(shared_bytes_, decode_shared_bytes(*layer, limits_));
   return {};
 }
 
@@ -201,7 +202,7 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   out->health_ = std::make_unique<Health[]>(plan.layers.size() * KVRT_SIDES);
   out->worker_bytes_ = (out->worker_bytes_ + kWorkerAlign - 1) / kWorkerAlign * kWorkerAlign;
   if (__builtin_mul_overflow(out->worker_bytes_, std::int64_t{out->limits_.n_workers}, &out->workspace_bytes_) ||
-      __builtin_add_overflow(out->workspace_bytes_, kWorkerAlign, &out->workspace_bytes_)) {
+      __builtin_add_overflow(out->workspace_bytes_, kWorkerAlign + out->shared_bytes_, &out->workspace_bytes_)) {
     return Status(Code::kCapacity, "limits: n_workers " + std::to_string(out->limits_.n_workers) + " needs a workspace beyond 2^63 bytes");
   }
   return {};

@@ -73,7 +73,7 @@ class Context {
   kvrt_backend backend() const { return backend_; }
   AttendHead attend() const { return decode_path_.attend; }  ///< of the cpu backend
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  /// The part of a workspace that one worker uses; workspaces start anywhere.
+  /// The part of a workspace that one worker uses; behind all workers' parts comes the shared one. Workspaces start anywhere.
   std::int64_t worker_bytes() const { return worker_bytes_; }
 
  private:
@@ -88,7 +88,7 @@ class Context {
   std::vector<LayerContext> layers_;
   std::vector<std::unique_ptr<RopeStorage>> ropes_;
   std::unique_ptr<Health[]> health_;
-  std::int64_t worker_bytes_ = 0, workspace_bytes_ = 0;
+  std::int64_t worker_bytes_ = 0, shared_bytes_ = 0, workspace_bytes_ = 0;
 };
 
 /// The backend that a device asks for, after KVRT_FORCE_BACKEND. kUnsupported names what this build has.
