@@ -67,9 +67,12 @@ static void round_trip(Run* run) {
     case Format::kNvfp4: case Format::kMxfp4: return fp4_blocks(run);
     case Format::kLm4: case Format::kLm3: case Format::kLm2: return norm_codebook(run);
     case Format::kNuq4: case Format::kNuq3: case Format::kNuq2: return affine_or_static(run, 2.0f, CodebookGrid{&run->job->codebook});
-    case Format::kSint8: case Format::kSint4: return symmetric(run);
-    case Format::kFp8E4m3: case Format::kFp8E5m2: return run->grids.lo ? fp8_static(run) : fp8_token(run);
-    default: return s.granularity == Granularity::kChannel ? int_channel(run) : affine_or_static(run, qmax, AffineGrid{qmax});
+    case Format::kSint8: case Format::kSint4: return symmetric(run, SymmetricGrid{static_cast<float>((1 << (run->job->bits - 1)) - 1)});
+    case Format::kFp8E4m3: case Format::kFp8E5m2: {
+      const auto value = [f = s.format](auto x, auto scale) { return fp8_round_trip(f, x, scale); };
+      return run->grids.lo ? fp8_static(run, value) : fp8_token(run, value);
+    }
+    default: return s.granularity == Granularity::kChannel ? int_channel(run, AffineGrid{qmax}) : affine_or_static(run, qmax, AffineGrid{qmax});
   }
 }
 
