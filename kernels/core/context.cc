@@ -7,6 +7,7 @@
 
 #include "kernels/read/decode_step.h"
 #include "kernels/reference/reference.h"
+#include "kernels/write/append_sequence.h"
 
 namespace kvrt {
 namespace {
@@ -181,6 +182,7 @@ Status Context::add_layer(const LayerPlan& plan, LayerContext* layer) {
   layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + (decode_path_.name ? std::string(" ") + decode_path_.name : "") + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +
                        ", decode fused";
   worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_worker_bytes(*layer) : 0});
+  if (append_path(*layer)) worker_bytes_ = std::max(worker_bytes_, append_scratch_bytes(*layer));
   if (backend_ == KVRT_BACKEND_CPU) shared_bytes_ = std::max(shared_bytes_, decode_shared_bytes(*layer, limits_));
   return {};
 }
@@ -193,6 +195,9 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   if (Status status = choose_backend(device, &out->backend_); !status.ok()) return status;
   if (out->backend_ == KVRT_BACKEND_CPU) {
     if (Status status = choose_decode_backend(&out->decode_path_); !status.ok()) return status;
+    for (const AppendPath& path : append_paths()) {
+      if (std::string_view(path.name) == out->decode_path_.name) out->append_path_ = path;
+    }
   }
   out->plan_ = std::make_unique<Plan>(plan);
   out->layers_.resize(plan.layers.size());
@@ -206,6 +211,10 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
     return Status(Code::kCapacity, "limits: n_workers " + std::to_string(out->limits_.n_workers) + " needs a workspace beyond 2^63 bytes");
   }
   return {};
+}
+
+const AppendPath* Context::append_path(const LayerContext& layer) const {
+  return append_path_.name && layer.layout.head_dim % 16 == 0 ? &append_path_ : nullptr;
 }
 
 const LayerContext* Context::find(int layer) const {

@@ -1,5 +1,5 @@
 #pragma once
-// The vector path of fake_quant, compiled once per instruction set (fake_quant_cpu.cc, _avx2.cc, _avx512.cc). Values only: no code is
+// The vector path of fake_quant, compiled once per instruction set (write_cpu_*.cc). Values only: no code is
 // packed, but every operation is the one of kernels/codec, in the same order, so that results equal the page codecs bit for bit.
 // No std:: and no shared inline function may be called here: the linker could merge a copy compiled for a wider instruction set.
 
