@@ -92,7 +92,7 @@ Reason outlier_step(const Candidates& c, const std::map<int, quant::UnitEvidence
   }
   const std::size_t n = c.n_layers();
   return {"outliers",
-          fmt::format("keys with a channel above {:.0f} x the median: {} of {} layers post-RoPE, {} pre-RoPE; values {}; worst key ratio {:.1f} in layer {:.0f}", kOutlierRatio,
+          fmt::format("layers with a channel above {:.0f} x the median: keys {} of {} after RoPE, {} before, values {}, worst key ratio {:.1f} in layer {:.0f}", kOutlierRatio,
                       post, n, pre, values, worst, worst_layer),
           {{"key_layers_post", static_cast<double>(post)}, {"key_layers_pre", static_cast<double>(pre)}, {"value_layers", static_cast<double>(values)}, {"worst_ratio", worst}, {"worst_layer", worst_layer}}};
 }
@@ -250,13 +250,13 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
   const SchemeTest center = [](const kvrt::Scheme& s) { return s.center || s.smooth; }, no_center = [](const kvrt::Scheme& s) { return !s.center && !s.smooth; };
   if (ask.among_candidates(center, false)) {
     Reason step{"transforms", fmt::format("{} of {} units centred or smoothed", ask.count(center, false), 2 * n), {}};
-    ask.ask("none", no_center, false, step);
+    if (ask.count(center, false) > 0) ask.ask("none", no_center, false, step);
     steps.push_back(std::move(step));
   }
   const SchemeTest ef = [](const kvrt::Scheme& s) { return s.ef; }, no_ef = [](const kvrt::Scheme& s) { return !s.ef; };
   if (ask.among_candidates(ef, false)) {
     Reason step{"feedback", fmt::format("error feedback in {} of {} layers' keys", ask.count(ef, true), n), {}};
-    ask.ask("none", no_ef, false, step);
+    if (ask.count(ef, true) > 0) ask.ask("none", no_ef, false, step);
     steps.push_back(std::move(step));
   }
   steps.push_back(window_step(c, found, ask, window_per_layer));
