@@ -208,6 +208,9 @@ Status Context::add_layer(const LayerPlan& plan, Needs needs, LayerContext* laye
     if (layer->layout.head_dim > kMaxDeviceDim) {
       return Status(Code::kUnsupported, layer->units[KVRT_K].name + ": head_dim on cuda is at most " + std::to_string(kMaxDeviceDim) + ", got " + std::to_string(layer->layout.head_dim));
     }
+    for (const UnitContext& unit : layer->units) {
+      if (unit.codecs[0].out_per_mille > 0) return Status(Code::kUnsupported, unit.name + ": outlier entries are not offered on cuda; cpu and ref run them");
+    }
     layer->cuda = cuda_path(layer->units[KVRT_K].codecs[0], layer->units[KVRT_V].codecs[0], layer->units[KVRT_K].pre, layer->group);
     if (layer->cuda.path == KVRT_PATH_MISSING && needs == Needs::kAll) return Status(Code::kUnsupported, layer->units[layer->cuda.side].name + ": " + layer->cuda.reason);
     path = layer->cuda.path == KVRT_PATH_FUSED ? "fused" : layer->cuda.path == KVRT_PATH_TWO_PASS ? "two_pass" : "missing";
