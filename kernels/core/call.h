@@ -15,6 +15,7 @@ struct Call {
 
   void* scratch(std::int32_t worker) const { return workspace + worker * context->worker_bytes(); }
   bool on_device() const { return context->backend() == KVRT_BACKEND_CUDA; }
+  void* shared() const { return workspace + context->limits().n_workers * context->worker_bytes(); }
   std::int64_t n_heads() const { return layer->layout.n_kv_heads; }
 };
 

@@ -8,10 +8,11 @@
 #include "kernels/core/device_tables.h"
 #include "kernels/page/verify_launch.h"
 #include "kernels/read/decode_launch.h"
-#include "kernels/read/decode_sequence.h"
+#include "kernels/read/decode_step.h"
 #include "kernels/read/gather_launch.h"
 #include "kernels/reference/reference.h"
 #include "kernels/write/append_launch.h"
+#include "kernels/write/append_sequence.h"
 
 namespace kvrt {
 namespace {
@@ -222,7 +223,9 @@ Status Context::add_layer(const LayerPlan& plan, Needs needs, LayerContext* laye
                               verify_device_bytes(*layer, limits_)});
     return {};
   }
-  worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_sequence_bytes(*layer) : 0});
+  worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_worker_bytes(*layer) : 0});
+  if (append_path(*layer)) worker_bytes_ = std::max(worker_bytes_, append_scratch_bytes(*layer));
+  if (backend_ == KVRT_BACKEND_CPU) shared_bytes_ = std::max(shared_bytes_, decode_shared_bytes(*layer, limits_));
   return {};
 }
 
@@ -258,6 +261,9 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   out->driver_error_ = std::make_unique<DriverError>();
   if (out->backend_ == KVRT_BACKEND_CPU) {
     if (Status status = choose_decode_backend(&out->decode_path_); !status.ok()) return status;
+    for (const AppendPath& path : append_paths()) {
+      if (std::string_view(path.name) == out->decode_path_.name) out->append_path_ = path;
+    }
   }
   out->plan_ = std::make_unique<Plan>(plan);
   out->layers_.resize(plan.layers.size());
@@ -267,10 +273,14 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   out->health_ = std::make_unique<Health[]>(plan.layers.size() * KVRT_SIDES);
   out->worker_bytes_ = (out->worker_bytes_ + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
   if (__builtin_mul_overflow(out->worker_bytes_, std::int64_t{out->limits_.n_workers}, &out->workspace_bytes_) ||
-      __builtin_add_overflow(out->workspace_bytes_, kWorkspaceAlign, &out->workspace_bytes_)) {
+      __builtin_add_overflow(out->workspace_bytes_, kWorkspaceAlign + out->shared_bytes_, &out->workspace_bytes_)) {
     return Status(Code::kCapacity, "limits: n_workers " + std::to_string(out->limits_.n_workers) + " needs a workspace beyond 2^63 bytes");
   }
   return out->backend_ == KVRT_BACKEND_CUDA ? out->add_device() : Status();
+}
+
+const AppendPath* Context::append_path(const LayerContext& layer) const {
+  return append_path_.name && layer.layout.head_dim % 16 == 0 ? &append_path_ : nullptr;
 }
 
 const LayerContext* Context::find(int layer) const {

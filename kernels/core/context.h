@@ -14,6 +14,7 @@
 #include "kernels/core/device_layer.h"
 #include "kernels/core/plan.h"
 #include "kernels/read/decode_cpu.h"
+#include "kernels/write/append_path.h"
 #include "kernels/write/fake_quant_job.h"
 
 namespace kvrt {
@@ -104,8 +105,10 @@ class Context {
   int n_processors() const { return n_processors_; }         ///< of the cuda backend
   int device() const { return device_.index; }
   AttendHead attend() const { return decode_path_.attend; }  ///< of the cpu backend
+  /// Null where the reference appends: on its backend, and where vectors do not divide a row.
+  const AppendPath* append_path(const LayerContext& layer) const;
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  /// The part of a workspace that one worker uses; workspaces start anywhere.
+  /// The part of a workspace that one worker uses; behind all workers' parts comes the shared one. Workspaces start anywhere.
   std::int64_t worker_bytes() const { return worker_bytes_; }
 
  private:
@@ -118,6 +121,7 @@ class Context {
   kvrt_limits limits_ = {};
   kvrt_backend backend_ = KVRT_BACKEND_REF;
   DecodeBackend decode_path_ = {};
+  AppendPath append_path_ = {};
   std::vector<LayerContext> layers_;
   std::vector<std::unique_ptr<RopeStorage>> ropes_;
   std::unique_ptr<Health[]> health_;
@@ -125,7 +129,7 @@ class Context {
   int n_processors_ = 0;
   std::unique_ptr<DeviceTables> tables_;
   std::unique_ptr<DriverError> driver_error_;
-  std::int64_t worker_bytes_ = 0, workspace_bytes_ = 0;
+  std::int64_t worker_bytes_ = 0, shared_bytes_ = 0, workspace_bytes_ = 0;
 };
 
 /// The backend that a device asks for, after KVRT_FORCE_BACKEND. kUnsupported names what this build has.

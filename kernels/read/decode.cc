@@ -4,7 +4,7 @@
 
 #include "kernels/core/call.h"
 #include "kernels/read/decode_launch.h"
-#include "kernels/read/decode_sequence.h"
+#include "kernels/read/decode_step.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
@@ -33,13 +33,12 @@ Status decode(const Call& call, const kvrt_batch& batch, const kvrt_attn* attn, 
   if (!attn) return Status(Code::kArgument, "attn is null");
   if (Status status = check_attn(call, batch, *attn); !status.ok()) return status;
   if (call.on_device()) return keep_driver_error(*call.context, decode_on_device(call, batch, *attn, pools, stream));
+  if (call.context->backend() == KVRT_BACKEND_CPU) return decode_step(call, batch, *attn, pools), Status();
   const std::int64_t heads = call.n_heads();
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
     const Sequence sequence = sequence_of(batch, i / heads);
     if (sequence.n_rows == 0) return;
-    const int head = static_cast<int>(i % heads);
-    if (call.context->backend() == KVRT_BACKEND_CPU) decode_sequence(*call.layer, call.context->attend(), sequence, head, *attn, pools, call.scratch(worker));
-    else decode_reference(*call.layer, sequence, head, *attn, pools, call.scratch(worker));
+    decode_reference(*call.layer, sequence, static_cast<int>(i % heads), *attn, pools, call.scratch(worker));
   });
   return {};
 }

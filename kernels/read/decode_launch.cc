@@ -63,6 +63,7 @@ std::int64_t decode_device_bytes(const LayerContext& layer, const kvrt_limits& l
 
 Status decode_on_device(const Call& call, const kvrt_batch& batch, const kvrt_attn& attn, const kvrt_pools& pools, void* stream) {
   const LayerContext& layer = *call.layer;
+  if (layer.cuda.path == KVRT_PATH_MISSING) return Status(Code::kUnsupported, layer.units[layer.cuda.side].name + ": " + layer.cuda.reason);
   const std::int64_t heads = layer.layout.n_kv_heads;
   const int page_tokens = layer.units[KVRT_K].base_page.page_tokens;
   CallPlan plan = {bytes_a_unit(layer), 0, 0};

@@ -3,6 +3,7 @@
 #include "kernels/core/call.h"
 #include "kernels/reference/reference.h"
 #include "kernels/write/append_launch.h"
+#include "kernels/write/append_sequence.h"
 
 namespace kvrt {
 namespace {
@@ -23,11 +24,14 @@ Status append(const Call& call, const kvrt_batch& batch, const kvrt_qkv* qkv, co
   if (Status status = check_qkv(call, *qkv); !status.ok()) return status;
   if (call.on_device()) return keep_driver_error(*call.context, append_on_device(call, batch, *qkv, pools, stream));
   const std::int64_t heads = call.n_heads();
+  const AppendPath* const path = call.context->append_path(*call.layer);
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
     const Sequence sequence = sequence_of(batch, i / heads);
     EncodeCounters counters[KVRT_SIDES];
     std::int64_t n_coded = 0;
-    append_reference(*call.layer, sequence, static_cast<int>(i % heads), *qkv, pools, call.scratch(worker), counters, &n_coded);
+    const int head = static_cast<int>(i % heads);
+    if (path) append_sequence(*call.layer, *path, sequence, head, *qkv, pools, call.scratch(worker), counters, &n_coded);
+    else append_reference(*call.layer, sequence, head, *qkv, pools, call.scratch(worker), counters, &n_coded);
     for (const kvrt_side side : {KVRT_K, KVRT_V}) call.context->health(*call.layer, side).add(n_coded, counters[side]);
   });
   return {};

@@ -1,5 +1,5 @@
 #pragma once
-// The vector path of fake_quant, compiled once per instruction set (fake_quant_cpu.cc, _avx2.cc, _avx512.cc). Values only: no code is
+// The vector path of fake_quant, compiled once per instruction set (write_cpu_*.cc). Values only: no code is
 // packed, but every operation is the one of kernels/codec, in the same order, so that results equal the page codecs bit for bit.
 // No std:: and no shared inline function may be called here: the linker could merge a copy compiled for a wider instruction set.
 
@@ -68,9 +68,12 @@ static void round_trip(Run* run) {
     case Format::kNvfp4: case Format::kMxfp4: return fp4_blocks(run);
     case Format::kLm4: case Format::kLm3: case Format::kLm2: return norm_codebook(run);
     case Format::kNuq4: case Format::kNuq3: case Format::kNuq2: return affine_or_static(run, 2.0f, CodebookGrid{&run->job->codebook});
-    case Format::kSint8: case Format::kSint4: return symmetric(run);
-    case Format::kFp8E4m3: case Format::kFp8E5m2: return run->grids.lo ? fp8_static(run) : fp8_token(run);
-    default: return s.granularity == Granularity::kChannel ? int_channel(run) : affine_or_static(run, qmax, AffineGrid{qmax});
+    case Format::kSint8: case Format::kSint4: return symmetric(run, SymmetricGrid{static_cast<float>((1 << (run->job->bits - 1)) - 1)});
+    case Format::kFp8E4m3: case Format::kFp8E5m2: {
+      const auto value = [f = s.format](auto x, auto scale) { return fp8_round_trip(f, x, scale); };
+      return run->grids.lo ? fp8_static(run, value) : fp8_token(run, value);
+    }
+    default: return s.granularity == Granularity::kChannel ? int_channel(run, AffineGrid{qmax}) : affine_or_static(run, qmax, AffineGrid{qmax});
   }
 }
 
