@@ -30,7 +30,7 @@ Status append_cuda(const AppendArgs&, const AppendWork&, void*) { return refuse(
 Status flush_cuda(const AppendArgs&, void*) { return refuse("flush"); }
 Status fake_quant_cuda(const DeviceFakeQuantArgs&, void*) { return refuse("fake_quant"); }
 Status prepare_cuda(const PrepareArgs&, void*) { return refuse("rotate_q"); }
-Status decode_cuda(const DecodeArgs&, DecodeFamily, DecodeFamily, void*) { return refuse("decode"); }
+Status decode_cuda(const DecodeArgs&, const DecodeUnit&, DecodePath, void*) { return refuse("decode"); }
 Status combine_cuda(const CombineArgs&, void*) { return refuse("combine"); }
 Status gather_cuda(const GatherArgs&, void*) { return refuse("gather"); }
 Status copy_cuda(const CopyArgs&, void*) { return refuse("copy"); }
