@@ -42,4 +42,13 @@ KVRT_DEVICE bool warp_any(bool predicate) {
 #endif
 }
 
+/// Shared memory written by lanes of the warp before it is seen by all of them after it.
+KVRT_DEVICE void warp_barrier() {
+#if defined(__CUDACC__)
+  __syncwarp();
+#else
+  executor::exchange("warp_barrier", nullptr, 0);
+#endif
+}
+
 }  // namespace kvrt::cuda
