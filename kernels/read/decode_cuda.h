@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/codec/rope.h"
 #include "kernels/core/status.h"
 #include "kernels/read/segment.h"
 
@@ -34,8 +33,6 @@ struct DecodeArgs {
   const float* q;         ///< [n_rows, G, D], in the segments' frame, times softmax scale * log2 e
   int n_query_heads;      ///< G, 1..16
   int head_dim;           ///< D
-  RopeTables rope;        ///< keys before RoPE: tables in device memory; the coarse one reaches the last position
-  int rope_offsets = 0;   ///< the same: more than any offset in a page, P where pages have no gaps; 1 to 128
   Partial partials;       ///< [n_chunks, G], [n_chunks, G], [n_chunks, G, D]
 };
 

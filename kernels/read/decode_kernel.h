@@ -8,6 +8,8 @@
 
 namespace kvrt {
 
+inline constexpr int kDecodeThreads = 128;
+inline constexpr int kDecodeWarps = kDecodeThreads / cuda::kWarp;
 KVRT_HOST_DEVICE constexpr int decode_step_tiles(int head_dim, int head_tiles) { return head_dim * head_tiles <= 64 ? 4 : 2; }
 /// CTAs an SM must hold: caps registers at 128, 168 and 255.
 KVRT_HOST_DEVICE constexpr int decode_min_blocks(int head_dim, int head_tiles) {
@@ -22,9 +24,6 @@ struct DecodeShared {
   float m[kDecodeWarps][8 * N], l[kDecodeWarps][8 * N];
   float o[8 * N][D];
 };
-
-template <class Keys, int D, int N>
-struct KernelShared : DecodeShared<D, N>, KeyTraits<Keys, D, N>::Shared {};
 
 /// What a warp carries from step to step. Per lane: sums over its own tokens (l, z, w), outputs over all tokens.
 template <int D, int N>
@@ -109,7 +108,7 @@ struct LiveSlots {
 /// One warp's share of a chunk.
 template <class Keys, class Values, int D, int N>
 KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, const DecodeShared<D, N>& shared,
-                              typename KeyTraits<Keys, D, N>::Query& query, RunningSoftmax<D, N>& r) {
+                              const QueryFragments<D, N>& query, RunningSoftmax<D, N>& r) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
   const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
   const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v);
@@ -128,7 +127,6 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
       if (begin + t >= end) continue;
       const int tile_slot = slots.tile_slot(begin + t), shift = cuda::reread(shared.page_shift), slot = tile_slot & ((1 << shift) - 1);
       const std::int64_t page = cuda::load(cuda::reread(shared.pages) + (tile_slot >> shift));
-      KeyTraits<Keys, D, N>::enter_tile(tile_slot, query);
       Keys::template score<N>(shared.k, page_block(shared.k, page), slot, query, s[t]);
       KVRT_UNROLL
       for (int i = 0; i < 2; ++i) {
@@ -252,22 +250,20 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, De
   }
 }
 
-template <class Keys, class Values, int D, int N, class Shared>
-KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
-  using Traits = KeyTraits<Keys, D, N>;
-  typename Traits::Query query;
-  Traits::start(args, args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, segment, shared, query);
+template <class Keys, class Values, int D, int N>
+KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, DecodeShared<D, N>& shared) {
+  QueryFragments<D, N> query;
+  load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, query);
   RunningSoftmax<D, N> r;
   start_softmax(r);
-  decode_tiles<Keys, Values, D, N>(segment, chunk, shared, query, r);
-  merge_warps<Values, D, N>(args, r, shared);
+  decode_tiles<Keys, Values>(segment, chunk, shared, query, r);
+  merge_warps<Values>(args, r, shared);
 }
 
 /// One CTA a chunk. Coded pages as the families say; segments of bf16 pages (sinks, window) in the same launch.
 template <class Keys, class Values, int D, int N>
 KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeArgs args) {
-  using Shared = KernelShared<Keys, D, N>;
-  using ExactKeys = typename ExactKeysOf<Keys, D>::type;
+  using Shared = DecodeShared<D, N>;
   KVRT_SHARED(Shared, shared);
   const DecodeChunk& chunk = args.chunks[cuda::block_index()];
   const Segment& segment = args.segments[chunk.segment];
@@ -280,7 +276,7 @@ KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeA
   }
   cuda::block_barrier();
   if (segment.k.codec.format == Format::kBf16 && segment.v.codec.format == Format::kBf16) {
-    decode_chunk<ExactKeys, PlainValues<D, true>, D, N>(args, chunk, segment, shared);
+    decode_chunk<PlainKeys<D, true>, PlainValues<D, true>, D, N>(args, chunk, segment, shared);
   } else {
     decode_chunk<Keys, Values, D, N>(args, chunk, segment, shared);
   }

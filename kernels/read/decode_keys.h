@@ -168,10 +168,4 @@ struct PlainKeys {
   }
 };
 
-/// Family of the exact pages of a cache whose coded keys are of family Keys.
-template <class Keys, int D>
-struct ExactKeysOf {
-  using type = PlainKeys<D, true>;
-};
-
 }  // namespace kvrt

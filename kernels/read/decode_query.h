@@ -3,12 +3,10 @@
 
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/mma.h"
-#include "kernels/read/decode_cuda.h"
+#include "kernels/read/segment.h"
 
 namespace kvrt {
 
-inline constexpr int kDecodeThreads = 128;
-inline constexpr int kDecodeWarps = kDecodeThreads / cuda::kWarp;
 inline constexpr float kNoScore = -1e30f;  ///< of masked tokens; finite, so that differences of maxima are
 
 /// What the loop over tiles needs of one side of a segment. Lives in shared memory and is read again for every tile, since registers
@@ -53,9 +51,9 @@ KVRT_DEVICE float quad_sum(float x) {
   return x + cuda::shuffle_xor(x, 2);
 }
 
-/// q: [G, D] of one row. Heads beyond G are zero. channel(quad, step, reg, half): of each fragment value.
-template <class Keys, int D, int N, class Channel>
-KVRT_DEVICE void load_query(const float* q, int n_heads, QueryFragments<D, N>& f, Channel channel) {
+/// q: [G, D] of one row. Heads beyond G are zero.
+template <class Keys, int D, int N>
+KVRT_DEVICE void load_query(const float* q, int n_heads, QueryFragments<D, N>& f) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -74,8 +72,8 @@ KVRT_DEVICE void load_query(const float* q, int n_heads, QueryFragments<D, N>& f
     for (int step = 0; step < D / 16; ++step) {
       KVRT_UNROLL
       for (int reg = 0; reg < 2; ++reg) {
-        const float x0 = is_head ? cuda::load(head + channel(quad, step, reg, 0)) * guard : 0.0f;
-        const float x1 = is_head ? cuda::load(head + channel(quad, step, reg, 1)) * guard : 0.0f;
+        const float x0 = is_head ? cuda::load(head + Keys::channel(quad, step, reg, 0)) * guard : 0.0f;
+        const float x1 = is_head ? cuda::load(head + Keys::channel(quad, step, reg, 1)) * guard : 0.0f;
         const std::uint32_t pair = Keys::kIsBf16 ? cuda::pack_bf16(x0, x1) : cuda::pack_f16(x0, x1);
         f.b[n][step][reg] = pair;
         if (!Keys::kIsBf16) {
@@ -96,18 +94,5 @@ KVRT_DEVICE void load_query(const float* q, int n_heads, QueryFragments<D, N>& f
     }
   }
 }
-
-/// What the kernel does around score() for a family of keys: nothing for those whose queries are loaded once.
-template <class Keys, int D, int N>
-struct KeyTraits {
-  using Query = QueryFragments<D, N>;
-  struct Shared {};  ///< in shared memory beside DecodeShared
-  template <class BlockShared>
-  KVRT_DEVICE static void start(const DecodeArgs& args, const float* q, const Segment&, BlockShared&, Query& query) {
-    load_query<Keys>(q, args.n_query_heads, query, [](int quad, int step, int reg, int half) { return Keys::channel(quad, step, reg, half); });
-  }
-  /// slot: in the page list.
-  KVRT_DEVICE static void enter_tile(int, Query&) {}
-};
 
 }  // namespace kvrt
