@@ -117,7 +117,9 @@ struct PreKeys {
 
   /// s: scores (base 2) of tokens slot + g (s[n][0..1]) and slot + g + 8 (s[n][2..3]).
   template <int N>
-  KVRT_DEVICE static void score(const SideView& view, const Shared& shared, const std::uint8_t* block, int slot, const Query<N>& query, float (&s)[N][4]) {
+  KVRT_DEVICE static void score(const SideView& view, const Shared& shared, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
+    const std::uint8_t* const block = place.k;
+    const int slot = place.slot;
     const int lane = cuda::lane_index(), quad = lane % 4, row = slot + lane / 4;
     std::uint32_t words[2][Codes::kWords];
     int offset[2];

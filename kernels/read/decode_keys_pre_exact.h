@@ -55,7 +55,9 @@ struct PreExactKeys {
   KVRT_DEVICE static float add(const Query<N>&, int, int) { return 0.0f; }
 
   template <int N>
-  KVRT_DEVICE static void score(const SideView&, const PreShared<D>& shared, const std::uint8_t* block, int slot, const Query<N>& query, float (&s)[N][4]) {
+  KVRT_DEVICE static void score(const SideView&, const PreShared<D>& shared, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
+    const std::uint8_t* const block = place.k;
+    const int slot = place.slot;
     const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
     const std::uint8_t* const header = block - cuda::reread(shared.block_offset);
     std::int64_t position[2];
