@@ -43,11 +43,6 @@ KVRT_DEVICE T reread(const T& shared) {
   return *static_cast<const volatile T*>(&shared);
 }
 
-/// Four words of shared memory, moved by one instruction.
-struct alignas(16) Words4 {
-  std::uint32_t x, y, z, w;
-};
-
 /// One element of an array in global memory.
 template <class T>
 KVRT_DEVICE T load(const T* p) {
