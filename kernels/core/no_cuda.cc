@@ -10,7 +10,7 @@ Status refuse(const char* operation) {
 }
 }  // namespace
 
-Status decode_cuda(const DecodeArgs&, DecodeFamily, DecodeFamily, void*) { return refuse("decode"); }
+Status decode_cuda(const DecodeArgs&, const DecodeUnit&, DecodePath, void*) { return refuse("decode"); }
 Status combine_cuda(const CombineArgs&, void*) { return refuse("combine"); }
 Status stream_cuda(const StreamArgs&, void*) { return refuse("stream"); }
 

@@ -131,6 +131,26 @@ KVRT_DEVICE std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
 #endif
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+/// Two E4M3 bytes, by the instruction of sm_89 and later.
+KVRT_DEVICE std::uint32_t e4m3x2_to_f16x2(std::uint16_t bytes) {
+  std::uint32_t r;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(bytes));
+  return r;
+}
+#endif
+
+/// 1 / x, relative error at most 2^-22.
+KVRT_DEVICE float reciprocal_approx(float x) {
+#if defined(__CUDACC__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+#else
+  return 1.0f / x;
+#endif
+}
+
 /// 2^x, relative error at most 2^-22, subnormal results are 0.
 KVRT_DEVICE float exp2_approx(float x) {
 #if defined(__CUDACC__)
