@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/codec/rope.h"
 #include "kernels/core/status.h"
 #include "kernels/read/segment.h"
 
@@ -36,6 +37,8 @@ struct DecodeArgs {
   int n_query_heads;      ///< G
   int head_dim;           ///< D
   float soft_cap;         ///< 0: none; else in the unit of scores (times log2 e)
+  RopeTables rope;        ///< keys before RoPE: tables in device memory; the coarse one reaches the last position
+  int rope_offsets;       ///< the same: more than any offset in a page, P where pages have no gaps; 1 to 128
   Partial partials;       ///< [n_chunks, G], [n_chunks, G], [n_chunks, G, D]; o in the coordinates of coded values, `center` undone
   float* scores;          ///< two_pass: score_floats() floats, contents do not matter; else null
   std::int32_t max_chunk_tiles;  ///< two_pass: the longest chunk
