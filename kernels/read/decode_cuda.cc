@@ -36,6 +36,7 @@ constexpr PassInstance kScore[] = {
 #include "kernels/instances.txt"
 #undef KVRT_SCORE
 #undef KVRT_PV
+    {F::kB16, 0, false, nullptr},
 };
 constexpr PassInstance kPv[] = {
 #define KVRT_SCORE(K, D, P)
@@ -44,6 +45,7 @@ constexpr PassInstance kPv[] = {
 #undef KVRT_FUSED
 #undef KVRT_SCORE
 #undef KVRT_PV
+    {F::kB16, 0, false, nullptr},
 };
 
 /// The smallest number of head tiles that holds all heads; else one, and several CTAs a chunk.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/codec/rope.h"
+#include "kernels/core/device_layer.h"
 #include "kernels/core/status.h"
 #include "kernels/read/segment.h"
 
@@ -24,7 +25,7 @@ KVRT_HOST_DEVICE inline std::int64_t live_tiles(const Segment& s) {
 /// Work of one CTA: tiles [tile_begin, tile_end) of one segment against the query heads of one row.
 struct DecodeChunk {
   std::int32_t segment;   ///< index into DecodeArgs::segments
-  std::int32_t row;       ///< sequence * H + KV head
+  std::int32_t row;       ///< of DecodeArgs::q
   std::int64_t tile_begin, tile_end;
 };
 
@@ -32,8 +33,7 @@ struct DecodeArgs {
   const Segment* segments;
   const DecodeChunk* chunks;
   std::int64_t n_chunks;
-  const float* q;         ///< [n_rows, G, D] in the coordinates and order of coded keys, times softmax scale * log2 e
-  const float* q_exact;   ///< [n_rows, G, D] the same in the model's coordinates, for exact (bf16) segments; null: q
+  const float* q;         ///< [rows of queries, G, D] in the coordinates and order of the keys that the row's chunks read, times softmax scale * log2 e
   int n_query_heads;      ///< G
   int head_dim;           ///< D
   float soft_cap;         ///< 0: none; else in the unit of scores (times log2 e)
@@ -74,12 +74,17 @@ Status decode_cuda(const DecodeArgs& args, const DecodeUnit& unit, DecodePath pa
 struct CombineArgs {
   Partial partials;                  ///< as written by decode
   const std::int64_t* first_chunk;   ///< [n_rows + 1]: chunks of row r are first_chunk[r] .. first_chunk[r + 1] - 1
-  std::int64_t n_rows;
+  std::int64_t n_rows;               ///< row r: sequence r / H, KV head r mod H
   int n_query_heads, head_dim;
-  int n_kv_heads;                    ///< H; sink_logit is indexed by r mod H
+  int n_kv_heads;                    ///< H
   const float* sink_logit;           ///< [H, G] learned logit of the denominator, natural units, or null
-  float* out;                        ///< [n_rows, G, D]; 0 where a row has no token
-  float* log_sum_exp;                ///< [n_rows, G] natural, or null
+  kvrt_rows_out out;                 ///< [sequences, H G, D]; 0 where a row has no token
+  float* log_sum_exp;                ///< [sequences, H G] natural, or null
+  float* mass;                       ///< [sequences, H G, KVRT_SEGMENTS] or null
+  // Of a context; null: chunks are of one kind, sequence s goes to row s of the outputs.
+  const DecodeChunk* chunks;         ///< segment mod 3 is a kvrt_segment
+  const DeviceLayer* layer;          ///< `had` of V is undone on the outputs of base pages; null: outputs are as stored
+  const DeviceSequence* sequences;   ///< outputs go to first_row of a sequence; those without a row are left alone
 };
 Status combine_cuda(const CombineArgs& args, void* stream);
 

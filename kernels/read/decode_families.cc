@@ -25,6 +25,11 @@ bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* er
       *error = "decode on cuda has no kernel for fp8e5m2, fp4 and the blocks of llama.cpp";
       return false;
   }
+  if (codec.out_per_mille > 0) {
+    const int whole = codec.out_per_mille / 10;
+    *error = "decode on cuda reads no outliers: out" + (codec.out_per_mille % 10 ? std::string("0.5") : std::to_string(whole));
+    return false;
+  }
   if (codec.head_dim > kMaxDecodeDim || codec.head_dim % 2 != 0) {
     *error = "decode on cuda has even head_dim up to " + std::to_string(kMaxDecodeDim) + ", not " + std::to_string(codec.head_dim);
     return false;
@@ -60,6 +65,7 @@ constexpr Pass kScore[] = {
 #include "kernels/instances.txt"
 #undef KVRT_SCORE
 #undef KVRT_PV
+    {DecodeFamily::kB16, 0, false},
 };
 constexpr Pass kPv[] = {
 #define KVRT_SCORE(K, D, P)
@@ -68,6 +74,7 @@ constexpr Pass kPv[] = {
 #undef KVRT_FUSED
 #undef KVRT_SCORE
 #undef KVRT_PV
+    {DecodeFamily::kB16, 0, false},
 };
 
 template <std::size_t N>

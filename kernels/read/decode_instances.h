@@ -3,12 +3,20 @@
 
 #include "kernels/read/decode_cuda.h"
 
-// Lines of instances.txt that this build compiles: KVRT_IF_<head_dim>_<head tiles>, and KVRT_IF_<head_dim>_P<padded> for two_pass.
+// Lines of instances.txt that a build compiles: KVRT_IF_<head_dim>_<head tiles>, and KVRT_IF_<head_dim>_P<padded> for two_pass. The sets
+// are those of instances.cmake: few (fused, head_dim 64), default (none of the macros), all.
 #define KVRT_IF_64_1(...) __VA_ARGS__
+#if defined(KVRT_CUDA_FEW_INSTANCES)
+#define KVRT_IF_128_1(...)
+#define KVRT_IF_64_P0(...)
+#define KVRT_IF_128_P0(...)
+#define KVRT_IF_128_P1(...)
+#else
 #define KVRT_IF_128_1(...) __VA_ARGS__
 #define KVRT_IF_64_P0(...) __VA_ARGS__
 #define KVRT_IF_128_P0(...) __VA_ARGS__
 #define KVRT_IF_128_P1(...) __VA_ARGS__
+#endif
 #if defined(KVRT_CUDA_ALL_INSTANCES)
 #define KVRT_IF_256_1(...) __VA_ARGS__
 #define KVRT_IF_64_2(...) __VA_ARGS__

@@ -302,17 +302,14 @@ KVRT_DEVICE void share_segment(const DecodeArgs& args, const Segment& segment, i
   shared.page_shift = shift;
 }
 
-/// Queries of a row in the coordinates of the segment's keys. Exact pages hold the model's coordinates.
-KVRT_DEVICE const float* queries_of(const DecodeArgs& args, const Segment& segment, std::int64_t row, int first_head) {
-  const bool is_exact = segment.k.codec.format == Format::kBf16 && segment.k.codec.spread == 0;
-  const float* q = is_exact && args.q_exact != nullptr ? args.q_exact : args.q;
-  return q + (row * args.n_query_heads + first_head) * args.head_dim;
+KVRT_DEVICE const float* queries_of(const DecodeArgs& args, std::int64_t row, int first_head) {
+  return args.q + (row * args.n_query_heads + first_head) * args.head_dim;
 }
 
 template <class Keys, class Values, class Shared, int D, int N>
 KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
   typename Keys::template Query<N> query;
-  Keys::template load<N>(shared.k, shared.keys, &shared.o[0][0], queries_of(args, segment, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
+  Keys::template load<N>(shared.k, shared.keys, &shared.o[0][0], queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
   RunningSoftmax<D, N> r;
   start_softmax(r);
   decode_tiles<Keys, Values, Shared, D, N>(segment, chunk, shared, query, r);

@@ -14,7 +14,7 @@ KVRT_DEVICE float* block_scores(const DecodeArgs& args) {
 template <class Keys, int D, class Shared>
 KVRT_DEVICE void score_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
   typename Keys::template Query<1> query;
-  Keys::template load<1>(shared.k, shared.keys, &shared.o[0][0], queries_of(args, segment, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
+  Keys::template load<1>(shared.k, shared.keys, &shared.o[0][0], queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
   const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
   const int begin = static_cast<int>(chunk.tile_begin), end = static_cast<int>(chunk.tile_end);
   float* const scores = block_scores(args);
