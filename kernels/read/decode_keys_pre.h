@@ -77,7 +77,7 @@ struct PreKeys {
 
   KVRT_DEVICE static void prepare(const DecodeArgs& args, const Segment& segment, Shared& shared) {
     const int thread = cuda::thread_index();
-    for (int e = thread; e < args.rope_offsets * (D / 8); e += kDecodeThreads) fill_table(args.rope, e);
+    for (int e = thread; e < args.rope_offsets * (D / 8); e += kDecodeThreads) fill_table(*args.rope, e);
     for (int e = thread; e < D / 4; e += kDecodeThreads) {
       float m[2][2] = {{0, 0}, {0, 0}};
       for (int i = 0; segment.k.mean != nullptr && i < 4; ++i) m[i / 2][i % 2] = value_factor<Codes>() * cuda::load(segment.k.mean + stored(e % 4, e / 4, i / 2, i % 2));
@@ -85,7 +85,7 @@ struct PreKeys {
     }
     if (thread < kDecodeWarps) shared.block[thread] = nullptr, shared.group[thread] = -1;
     if (thread != 0) return;
-    shared.rope = args.rope, shared.n_offsets = args.rope_offsets, shared.block_offset = segment.k.block_offset;
+    shared.rope = *args.rope, shared.n_offsets = args.rope_offsets, shared.block_offset = segment.k.block_offset;
     shared.last_position = segment.first_position + segment.n_tokens - 1;
     shared.ring_slots = static_cast<std::int32_t>(segment.n_slots);
     shared.by_channel = segment.k.codec.granularity != Granularity::kToken;

@@ -64,6 +64,11 @@ PreCase::PreCase(const PreSpec& spec) : spec_(spec), schemes_{parse(spec.k), par
   fill(kRopeFine, 1, 1, &fine_);
   rope_ = {coarse_.data(), fine_.data(), n, spec_.interleaved};
 
+  const PageCodec k = codec_of(true, false, 0), v = codec_of(false, false, 0);
+  std::string error;
+  if (!decode_family(k, &unit_.k, &error) || !decode_family(v, &unit_.v, &error) || !key_pairs(k, rope_, &unit_.pairs, &error)) throw std::invalid_argument(error);
+  unit_.head_dim = spec_.head_dim;
+
   const std::int64_t heads = spec_.n_kv_heads, dim = spec_.head_dim, group = spec_.n_query_heads;
   tokens_.resize(spec_.sequences.size() * index(heads));
   for (std::size_t i = 0; i < spec_.sequences.size(); ++i) {
@@ -77,16 +82,17 @@ PreCase::PreCase(const PreSpec& spec) : spec_(spec), schemes_{parse(spec.k), par
   std::normal_distribution<double> normal;
   q_exact_.resize(tokens_.size() * index(group * dim));
   for (float& x : q_exact_) x = static_cast<float>(spec_.query_scale * kLog2e / std::sqrt(spec_.head_dim) * normal(random));
-  q_.resize(q_exact_.size());
-  for (std::size_t i = 0; i < q_.size(); ++i) {
-    q_[i] = q_exact_[i / index(dim) * index(dim) + index(stored_channel(spec_.spread, spec_.head_dim, static_cast<int>(i % index(dim))))];
+  q_ = q_exact_;  // rows of the exact pages' coordinates, then those of stored keys
+  for (std::size_t i = 0; i < q_exact_.size(); ++i) {
+    q_.push_back(q_exact_[i / index(dim) * index(dim) + index(stored_channel(spec_.spread, spec_.head_dim, static_cast<int>(i % index(dim))))]);
   }
   for (std::size_t row = 0; row < tokens_.size(); ++row) {
     first_chunk_.push_back(static_cast<std::int64_t>(chunks_.size()));
     for (std::size_t i = 0; i < segments_.size(); ++i) {
       const std::int64_t tiles = live_tiles(segments_[i]);
       for (std::int64_t t = 0; segment_rows_[i] == static_cast<int>(row) && t < tiles; t += spec_.tiles_a_chunk) {
-        chunks_.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(row), t, std::min(tiles, t + spec_.tiles_a_chunk)});
+        const bool is_exact = segments_[i].k.codec.format == Format::kBf16;
+        chunks_.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(row + (is_exact ? 0 : tokens_.size())), t, std::min(tiles, t + spec_.tiles_a_chunk)});
       }
     }
   }
@@ -297,36 +303,39 @@ void PreCase::add_row_reference(std::int64_t row) {
   }
 }
 
-PreCase::Output PreCase::run(const Settings& settings) const {
+PreCase::Output PreCase::run(const Settings& settings, DecodePath path) const {
   const auto heads = index(spec_.n_query_heads), dim = index(spec_.head_dim);
   const std::size_t n = chunks_.size() * heads, n_out = tokens_.size() * heads;
   std::vector<float> m(n, NAN), l(n, NAN), o(n * dim, NAN);
   DecodeArgs args{};
   args.segments = segments_.data(), args.chunks = chunks_.data(), args.n_chunks = static_cast<std::int64_t>(chunks_.size());
-  args.q = q_.data(), args.q_exact = q_exact_.data(), args.n_query_heads = spec_.n_query_heads, args.head_dim = spec_.head_dim;
-  args.rope = rope_, args.rope_offsets = spec_.rope_offsets;
+  args.q = q_.data(), args.n_query_heads = spec_.n_query_heads, args.head_dim = spec_.head_dim;
+  args.rope = &rope_, args.rope_offsets = spec_.rope_offsets;
   args.partials = {m.data(), l.data(), o.data()};
+  args.max_chunk_tiles = static_cast<std::int32_t>(spec_.tiles_a_chunk);
+  std::vector<float> scores(index(score_floats(args)) + 4, NAN);
+  args.scores = scores.data() + (reinterpret_cast<std::uintptr_t>(scores.data()) % 16 ? 4 - reinterpret_cast<std::uintptr_t>(scores.data()) % 16 / 4 : 0);
 
   Output output;
   output.out.assign(n_out * dim, NAN), output.log_sum_exp.assign(n_out, NAN);
   const Executor executor(settings);
-  output.error = launch(args);
+  if (const Status s = decode_cuda(args, unit_, path, nullptr); !s.ok()) output.error = s.text();
   output.counts = executor.counts();
   CombineArgs combine{};
   combine.partials = args.partials, combine.first_chunk = first_chunk_.data(), combine.n_rows = static_cast<std::int64_t>(tokens_.size());
   combine.n_query_heads = spec_.n_query_heads, combine.head_dim = spec_.head_dim, combine.n_kv_heads = spec_.n_kv_heads;
-  combine.out = output.out.data(), combine.log_sum_exp = output.log_sum_exp.data();
+  combine.out.data = output.out.data(), combine.log_sum_exp = output.log_sum_exp.data();
   if (const Status s = combine_cuda(combine, nullptr); !s.ok() && output.error.empty()) output.error = s.text();
   return output;
 }
 
-PreCase::Output PreCase::run_in_all_orders(Accumulation accumulation) const {
+PreCase::Output PreCase::run_in_all_orders(Accumulation accumulation, DecodePath path) const {
   Settings settings;
   settings.accumulation = accumulation;
-  Output forward = run(settings);
+  Output forward = run(settings, path);
   for (const Order order : {Order::kReverse, Order::kShuffled}) {
     settings.order = order;
-    const Output other = run(settings);
+    const Output other = run(settings, path);
     EXPECT_EQ(other.error, forward.error);
     EXPECT_EQ(other.out, forward.out) << "results depend on the order of threads";
     EXPECT_EQ(other.log_sum_exp, forward.log_sum_exp);

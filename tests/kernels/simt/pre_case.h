@@ -42,9 +42,9 @@ class PreCase {
     std::string error;                    ///< of the launch; empty if it ran
     Counts counts;
   };
-  Output run(const Settings& settings) const;
+  Output run(const Settings& settings, DecodePath path = DecodePath::kFused) const;
   /// Three fiber orders, which must agree bit for bit, in one accumulation mode.
-  Output run_in_all_orders(Accumulation accumulation) const;
+  Output run_in_all_orders(Accumulation accumulation, DecodePath path = DecodePath::kFused) const;
   /// Largest |out - reference| / allowed error; NaN counts as infinite.
   double worst_ratio(const Output& output) const;
   double worst_log_sum_exp_ratio(const Output& output) const;
@@ -57,7 +57,6 @@ class PreCase {
     std::vector<float> k, v;               ///< decoded, [D] model order
     std::vector<double> k_parts, v_parts;  ///< |scale code| + |offset| + |mean|; |v| + |offset|
   };
-  struct Job;  ///< one side of one segment while it is written
   void add_segment(const PreSequence& sequence, std::int64_t first_token, std::int64_t n_tokens, bool is_exact, bool is_ring, int row);
   PageCodec codec_of(bool is_key, bool is_exact, int head);
   void fill_reference();
@@ -65,6 +64,7 @@ class PreCase {
   void add_row_reference(std::int64_t row);
 
   PreSpec spec_;
+  DecodeUnit unit_ = {};
   Scheme schemes_[2];
   std::vector<double> inv_freq_;
   std::vector<float> coarse_, fine_;
@@ -76,7 +76,7 @@ class PreCase {
   std::vector<Segment> segments_;
   std::vector<int> segment_rows_;
   std::vector<std::vector<Token>> tokens_;         ///< [rows]
-  std::vector<float> q_, q_exact_;                 ///< stored order, model order
+  std::vector<float> q_, q_exact_;                 ///< as DecodeArgs has them; model order
   std::vector<DecodeChunk> chunks_;
   std::vector<std::int64_t> first_chunk_;
   std::vector<double> out_, tolerance_, log_sum_exp_, log_sum_exp_tolerance_;
