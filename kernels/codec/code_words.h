@@ -84,6 +84,24 @@ KVRT_HOST_DEVICE inline std::uint32_t half_cell_bits(const std::uint32_t (&cell)
   if (p < 7) return field_bits(third | third >> 3 << 16, p == 5 ? 0 : 2);
   return (third >> 12 & 7u) | (((first >> 15 & 1u) | (first >> 30 & 2u) | (third >> 13 & 4u)) << 16);
 }
+
+/// One half of a cell as pairs of channels that are RoPE pairs with those 8 behind: registers i = 0..2 hold the channels (2 + i, 5 + i),
+/// i = 3 holds (0, 1), member 1 the ones 8 further.
+KVRT_HOST_DEVICE constexpr int half_cell_pair_channel(int i, int half) { return i < 3 ? 2 + i + 3 * half : half; }
+KVRT_HOST_DEVICE constexpr int half_cell_pair_field(int i) { return i < 3 ? i : 0; }
+KVRT_HOST_DEVICE inline std::uint32_t half_cell_pair_bits(const std::uint32_t (&w)[3], bool is_upper, int i, int member) {
+  const std::uint32_t select = is_upper ? 0x7632u : 0x5410u;
+  std::uint32_t word;
+  if (i < 3 && member == 0) {
+    word = cuda::byte_permute(w[0] >> 6, w[1], select);
+  } else if (i < 3) {
+    const std::uint32_t last = (w[0] >> 9 & 0x00400040u) | (w[1] >> 8 & 0x00800080u) | (w[2] >> 7 & 0x01000100u);
+    word = cuda::byte_permute(w[2], (w[2] >> 9 & 0x003F003Fu) | last, select);
+  } else {
+    word = member == 0 ? cuda::byte_permute(w[0], w[0] >> 3, select) : cuda::byte_permute(w[1] >> 9, w[1] >> 12, select);
+  }
+  return word & ((7u << 3 * half_cell_pair_field(i)) * 0x10001u);
+}
 }  // namespace int3_words
 
 /// 2-bit codes of a word: pair c (0..7) holds channels (c, c + 8); of two tokens' interleaved halves, (token a, token b).

@@ -16,8 +16,8 @@ struct CudaPath {
   kvrt_side side = KVRT_K;  ///< that the reason is about
 };
 
-/// codecs: of base pages.
-CudaPath cuda_path(const PageCodec& k, const PageCodec& v, bool pre);
+/// codecs: of base pages. rope: of keys before RoPE, else null.
+CudaPath cuda_path(const PageCodec& k, const PageCodec& v, const RopeTables* rope);
 /// The same before a context exists.
 CudaPath cuda_path(const LayerPlan& layer);
 

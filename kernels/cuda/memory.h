@@ -94,6 +94,14 @@ KVRT_DEVICE T reread(const T& shared) {
   return *static_cast<const volatile T*>(&shared);
 }
 
+/// Words of shared memory that one instruction moves.
+struct alignas(16) Words4 {
+  std::uint32_t x, y, z, w;
+};
+struct alignas(8) Words2 {
+  std::uint32_t x, y;
+};
+
 /// One element of an array in global memory.
 template <class T>
 KVRT_DEVICE T load(const T* p) {

@@ -81,6 +81,8 @@ KVRT_DEVICE float f16_value(std::uint16_t bits) {
 }
 KVRT_DEVICE float low_f16(std::uint32_t pair) { return f16_value(static_cast<std::uint16_t>(pair)); }
 KVRT_DEVICE float high_f16(std::uint32_t pair) { return f16_value(static_cast<std::uint16_t>(pair >> 16)); }
+KVRT_DEVICE float low_bf16(std::uint32_t pair) { return bf16_to_f32(static_cast<std::uint16_t>(pair)); }
+KVRT_DEVICE float high_bf16(std::uint32_t pair) { return bf16_to_f32(static_cast<std::uint16_t>(pair >> 16)); }
 
 #if !defined(__CUDACC__)
 namespace detail {
@@ -148,6 +150,27 @@ KVRT_DEVICE float reciprocal_approx(float x) {
   return r;
 #else
   return 1.0f / x;
+#endif
+}
+
+/// a b in both halves, fp16, rounded once.
+KVRT_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDACC__)
+  std::uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+#else
+  return fma_f16x2(a, b, 0x80008000u);
+#endif
+}
+/// -a in both halves.
+KVRT_DEVICE std::uint32_t negate_f16x2(std::uint32_t a) {
+#if defined(__CUDACC__)
+  std::uint32_t r;
+  asm("neg.f16x2 %0, %1;" : "=r"(r) : "r"(a));
+  return r;
+#else
+  return a ^ 0x80008000u;
 #endif
 }
 

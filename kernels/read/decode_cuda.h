@@ -36,6 +36,8 @@ struct DecodeArgs {
   int n_query_heads;      ///< G
   int head_dim;           ///< D
   float soft_cap;         ///< 0: none; else in the unit of scores (times log2 e)
+  const RopeTables* rope; ///< keys before RoPE: in device memory, as its tables are; the coarse one reaches the last position
+  int rope_offsets;       ///< the same: more than any offset in a page, P where pages have no gaps; 1 to kRopeFine
   Partial partials;       ///< [n_chunks, G], [n_chunks, G], [n_chunks, G, D]; o in the coordinates of coded values, `center` undone
   float* scores;          ///< two_pass: score_floats() floats, contents do not matter; else null
   std::int32_t max_chunk_tiles;  ///< two_pass: the longest chunk
@@ -57,9 +59,21 @@ bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* er
 /// How keys of one family and values of another are decoded: one kernel, or score and pv with the scores in memory between them.
 /// Every pair of families has one of the two.
 enum class DecodePath : std::uint8_t { kFused, kTwoPass };
+/// Keys before RoPE: in which stored order, and so how far from each other the channels of a pair are in the quarter of a row that a
+/// lane reads. kNone: keys after RoPE.
+enum class KeyPairs : std::uint8_t {
+  kNone,
+  kSplit,     ///< half-split over all channels, spread<D/2>: D/8
+  kHalf,      ///< half-split over half of the channels, spread<D/4>: D/16
+  kQuarter,   ///< half-split over a quarter, spread<D/8>: D/32
+  kAdjacent,  ///< interleaved, natural order: 1
+};
+/// That of a base page; false, with `error`, if pages of this kind have no kernel. Of rope only the shape matters.
+bool key_pairs(const PageCodec& codec, const RopeTables& rope, KeyPairs* pairs, std::string* error);
+
 struct DecodeUnit {
   DecodeFamily k, v;
-  bool pre;            ///< keys before RoPE
+  KeyPairs pairs;
   int head_dim;        ///< D
 };
 /// `error` names what has no kernel. Without CUDA: the answer of a build with the default instances.

@@ -39,18 +39,10 @@ bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* er
 
 namespace {
 
-struct Pair {
-  DecodeFamily k, v;
-  int head_dim;
-};
-constexpr Pair kFused[] = {
-#define KVRT_FUSED(K, V, D, N) KVRT_IF_##D##_##N({DecodeFamily::k##K, DecodeFamily::k##V, D}, )
-#define KVRT_SCORE(K, D, P)
-#define KVRT_PV(V, D, P)
+constexpr DecodeUnit kFused[] = {
+#define KVRT_FUSED(K, V, D, N) KVRT_IF_##D##_##N({DecodeFamily::k##K, DecodeFamily::k##V, KeyPairs::kNone, D}, )
+#define KVRT_FUSED_PRE(K, V, D, N) KVRT_IF_##D##_##N({DecodeFamily::k##K, DecodeFamily::k##V, KeyPairs::kSplit, D}, )
 #include "kernels/instances.txt"
-#undef KVRT_FUSED
-#undef KVRT_SCORE
-#undef KVRT_PV
 };
 
 struct Pass {
@@ -59,21 +51,18 @@ struct Pass {
   bool is_padded;
 };
 constexpr Pass kScore[] = {
-#define KVRT_FUSED(K, V, D, N)
 #define KVRT_SCORE(K, D, P) KVRT_IF_##D##_P##P({DecodeFamily::k##K, D, P != 0}, )
-#define KVRT_PV(V, D, P)
 #include "kernels/instances.txt"
-#undef KVRT_SCORE
-#undef KVRT_PV
     {DecodeFamily::kB16, 0, false},
 };
+constexpr DecodeUnit kScorePre[] = {
+#define KVRT_SCORE_PRE(K, D, R) KVRT_IF_##D##_##R({DecodeFamily::k##K, {}, KeyPairs::R, D}, )
+#include "kernels/instances.txt"
+    {DecodeFamily::kB16, {}, KeyPairs::kNone, 0},
+};
 constexpr Pass kPv[] = {
-#define KVRT_SCORE(K, D, P)
 #define KVRT_PV(V, D, P) KVRT_IF_##D##_P##P({DecodeFamily::k##V, D, P != 0}, )
 #include "kernels/instances.txt"
-#undef KVRT_FUSED
-#undef KVRT_SCORE
-#undef KVRT_PV
     {DecodeFamily::kB16, 0, false},
 };
 
@@ -85,18 +74,56 @@ bool has_pass(const Pass (&passes)[N], DecodeFamily family, int head_dim) {
   return false;
 }
 
+bool has_score(const DecodeUnit& unit) {
+  if (unit.pairs == KeyPairs::kNone) return has_pass(kScore, unit.k, unit.head_dim);
+  for (const DecodeUnit& u : kScorePre) {
+    if (u.k == unit.k && u.pairs == unit.pairs && u.head_dim == unit.head_dim) return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+bool key_pairs(const PageCodec& codec, const RopeTables& rope, KeyPairs* pairs, std::string* error) {
+  const auto refuse = [&](const std::string& text) {
+    *error = "decode on cuda: keys before RoPE " + text;
+    return false;
+  };
+  const int dim = codec.head_dim, rotated = 2 * rope.n_pairs;
+  const std::string order = codec.spread == 0 ? "natural" : "spread" + std::to_string(codec.spread);
+  if (rotated % 4 != 0) return refuse("rotate a multiple of 4 channels, not " + std::to_string(rotated));
+  if (codec.page_tokens > kRopeFine) return refuse("have pages of at most " + std::to_string(kRopeFine) + " tokens, not " + std::to_string(codec.page_tokens));
+  int block = dim / 4 < 32 ? dim / 4 : 32;  // channels of a lane that must lie in one group
+  if (rope.interleaved || rotated == 0) {
+    if (codec.spread != 0) return refuse("with interleaved pairs are read in natural order, not " + order);
+    *pairs = KeyPairs::kAdjacent;
+  } else {
+    if (rotated != dim && rotated * 2 != dim && rotated * 4 != dim) {
+      return refuse("with half-split pairs rotate all, half or a quarter of the channels, not " + std::to_string(rotated) + " of " + std::to_string(dim));
+    }
+    if (codec.spread != rope.n_pairs) return refuse("with half-split pairs are read in spread" + std::to_string(rope.n_pairs) + ", not " + order);
+    *pairs = rotated == dim ? KeyPairs::kSplit : rotated * 2 == dim ? KeyPairs::kHalf : KeyPairs::kQuarter;
+    block = rope.n_pairs / 4;
+  }
+  if (codec.granularity == Granularity::kToken && codec.group % block != 0) {
+    return refuse("of head_dim " + std::to_string(dim) + " have groups of a multiple of " + std::to_string(block) + " channels, not " + std::to_string(codec.group));
+  }
+  return true;
+}
 
 bool choose_decode_path(const DecodeUnit& unit, DecodePath* path, std::string* error) {
   const auto refuse = [&](const std::string& text) {
     *error = "decode on cuda: " + text;
     return false;
   };
-  if (unit.pre) return refuse("keys before RoPE have no kernel");
-  for (const Pair& p : kFused) {
-    if (p.k == unit.k && p.v == unit.v && p.head_dim == unit.head_dim) return *path = DecodePath::kFused, true;
+  for (const DecodeUnit& p : kFused) {
+    if (p.k == unit.k && p.v == unit.v && p.pairs == unit.pairs && p.head_dim == unit.head_dim) return *path = DecodePath::kFused, true;
   }
-  if (has_pass(kScore, unit.k, unit.head_dim) && has_pass(kPv, unit.v, unit.head_dim)) return *path = DecodePath::kTwoPass, true;
+  const bool has_scores = has_score(unit);
+  if (has_scores && has_pass(kPv, unit.v, unit.head_dim)) return *path = DecodePath::kTwoPass, true;
+  if (unit.pairs != KeyPairs::kNone && !has_scores) {
+    return refuse(std::string("keys before RoPE of family ") + family_name(unit.k) + ", head_dim " + std::to_string(unit.head_dim) + ", have no kernel for this order of pairs in this build");
+  }
   const bool is_built_elsewhere = unit.head_dim <= kMaxDecodeDim && unit.head_dim % 2 == 0;
   return refuse("head_dim " + std::to_string(unit.head_dim) +
                 (is_built_elsewhere ? " is in builds with KVRT_CUDA_INSTANCES=all" : " has no kernel; even ones up to " + std::to_string(kMaxDecodeDim) + " do"));

@@ -30,6 +30,16 @@
 #define KVRT_IF_256_P0(...)
 #define KVRT_IF_256_P1(...)
 #endif
+#define KVRT_IF_64_kHalf(...) KVRT_IF_64_2(__VA_ARGS__)
+#define KVRT_IF_64_kQuarter(...) KVRT_IF_64_2(__VA_ARGS__)
+#define KVRT_IF_128_kHalf(...) KVRT_IF_128_2(__VA_ARGS__)
+#define KVRT_IF_128_kQuarter(...) KVRT_IF_128_2(__VA_ARGS__)
+#define KVRT_IF_64_kSplit(...) KVRT_IF_64_P0(__VA_ARGS__)
+#define KVRT_IF_64_kAdjacent(...) KVRT_IF_64_P0(__VA_ARGS__)
+#define KVRT_IF_128_kSplit(...) KVRT_IF_128_P0(__VA_ARGS__)
+#define KVRT_IF_128_kAdjacent(...) KVRT_IF_128_P0(__VA_ARGS__)
+#define KVRT_IF_256_kSplit(...) KVRT_IF_256_P0(__VA_ARGS__)
+#define KVRT_IF_256_kAdjacent(...) KVRT_IF_256_P0(__VA_ARGS__)
 
 namespace kvrt {
 
@@ -39,6 +49,11 @@ Status launch_fused(const DecodeArgs& args, void* stream);
 /// First pass: fp32 scores of a key family. D also for every head_dim below it (padded).
 template <DecodeFamily K, int D, bool kIsPadded>
 Status launch_score(const DecodeArgs& args, void* stream);
+/// Keys before RoPE: fused with kSplit, and first passes.
+template <DecodeFamily K, DecodeFamily V, int D, int N>
+Status launch_fused_pre(const DecodeArgs& args, void* stream);
+template <DecodeFamily K, int D, KeyPairs Pairs>
+Status launch_score_pre(const DecodeArgs& args, void* stream);
 /// Second pass: softmax and outputs of a value family.
 template <DecodeFamily V, int D, bool kIsPadded>
 Status launch_pv(const DecodeArgs& args, void* stream);

@@ -9,8 +9,6 @@
 
 namespace kvrt {
 
-inline constexpr int kDecodeThreads = 128;
-inline constexpr int kDecodeWarps = kDecodeThreads / cuda::kWarp;
 KVRT_HOST_DEVICE constexpr int decode_step_tiles(int head_dim, int head_tiles) { return head_dim * head_tiles <= 64 ? 4 : 2; }
 /// CTAs an SM must hold: caps registers at 128, 168 and 255.
 KVRT_HOST_DEVICE constexpr int decode_min_blocks(int head_dim, int head_tiles) {

@@ -98,6 +98,7 @@ Status decode_on_device(const Call& call, const kvrt_batch& batch, const kvrt_at
   decode.segments = arrays.segments, decode.chunks = arrays.chunks, decode.n_chunks = plan.n_chunks;
   decode.q = arrays.queries, decode.n_query_heads = layer.group, decode.head_dim = layer.layout.head_dim;
   decode.partials = arrays.partials;
+  if (layer.units[KVRT_K].pre) decode.rope = &layer.on_device->rope, decode.rope_offsets = page_tokens;  // pages of this build have no gaps
   decode.soft_cap = static_cast<float>(attn.soft_cap * kLog2E);
   decode.scores = arrays.scores, decode.max_chunk_tiles = static_cast<std::int32_t>(longest_chunk(plan.unit_bytes, plan.chunk_bytes));
   if (Status status = decode_cuda(decode, layer.cuda.unit, layer.cuda.decode, stream); !status.ok()) return status;

@@ -5,6 +5,8 @@
 
 namespace kvrt {
 
+inline constexpr int kDecodeThreads = 128;
+inline constexpr int kDecodeWarps = kDecodeThreads / cuda::kWarp;
 inline constexpr float kNoScore = -1e30f;  ///< of masked tokens; finite, so that differences of maxima are
 
 /// Queries of one warp: N tiles of 8 heads, D channels. Lane 4g + q holds, of head 8 n + g, the channels that the key family
