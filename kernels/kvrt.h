@@ -70,6 +70,7 @@ typedef struct kvrt_unit_view {
   const float* smooth;     /* smooth: [H, D], > 0 */
   const float* clip_lo;    /* static thresholds: tensor [1], head [H], channel.static [H, D] */
   const float* clip_hi;    /* the same; fp8 and nvfp4: the largest magnitude to cover */
+  const float* clip_alpha; /* clip over token and channel groups: [1] in (0, 1], share of a range that is left, about its mean */
   const float* codebook;   /* nuq: [2^bits] ascending */
   const float* ef_u;       /* ef: [H, D (D + 1) / 2] upper triangles by rows, in the order of ef_order */
   const int32_t* ef_order; /* ef: [H, D] channels in the order of feedback */

@@ -1,9 +1,10 @@
 #pragma once
-// Encodes and decodes one head block of a page: [codes][params], the parts and their order of KERNELS.md 3.2.
+// Encodes and decodes one head block of a page: [codes][params][outliers], the parts and their order of KERNELS.md 3.2.
 //   token.g<N>    params [P][D/N], int, nuq: fp16 scale, fp16 lo; fp8, sint, lm: fp16 scale (lm: norm)
 //   channel.g<N>  params [P/N][D], fp16 scale, fp16 lo
 //   nvfp4, mxfp4  params [P][D/16] E4M3, [P][D/32] E8M0
 //   3 bits        codes are plane A [P][D/32][8 bytes], then plane B [P][D/32][4 bytes]; others [P][row]
+//   out<p>        entries of codec/outlier.h
 // Input is what METHODS.md calls the encoder's input: after bf16 rounding, frame, center, smooth and had. Bytes that belong to slots
 // never written may hold anything.
 
@@ -12,8 +13,10 @@
 
 #include "kernels/codec/channel_order.h"
 #include "kernels/codec/grid_codec.h"
+#include "kernels/codec/group_range.h"
 #include "kernels/codec/int_codec.h"
 #include "kernels/codec/llamacpp_blocks.h"
+#include "kernels/codec/outlier.h"
 #include "kernels/codec/static_range.h"
 #include "kernels/core/scheme.h"
 
@@ -35,6 +38,12 @@ struct PageCodec {
   Codebook codebook;              ///< nuq: of the plan; lm: set by make_page_codec
   int spread = 0;                 ///< N of spread<N>: stored order of codes, and of the parameters of channel.g<N>; 0 = natural. Rows
                                   ///< that are encoded and decoded, and groups of channels, are always in model order.
+  float clip_alpha = 1.0f;        ///< clip over token and channel groups: their ranges shrink about the mean; 1 = none
+  bool pair = false;              ///< one range for both channels of a RoPE pair
+  int rotary_dim = 0;             ///< pair: rotated channels
+  bool interleaved = false;       ///< pair: (2i, 2i + 1), else (i, i + rotary_dim / 2)
+  int out_per_mille = 0;          ///< out<p>
+  std::int64_t outliers = 0;      ///< offset of the entries
   const float* ef_u = nullptr;              ///< ef: [D(D+1)/2] of the head, upper triangle by rows; null = nearest codes
   const std::int32_t* ef_order = nullptr;   ///< ef: [D] of the head, channels in the order of feedback
 };
@@ -53,6 +62,12 @@ KVRT_HOST_DEVICE inline PageCodec make_page_codec(const Scheme& s, int code_bits
   c.row_bytes = code_bits == 3 ? 8 * cells : row;
   c.plane_b = 8 * cells * page_tokens;
   c.params = row * page_tokens;
+  const std::int64_t groups = c.granularity == Granularity::kToken     ? static_cast<std::int64_t>(page_tokens) * (head_dim / c.group)
+                              : c.granularity == Granularity::kChannel ? static_cast<std::int64_t>(page_tokens / c.group) * head_dim
+                                                                       : 0;
+  c.pair = s.pair;
+  c.out_per_mille = s.outlier_per_mille;
+  c.outliers = c.params + groups * 4;  // formats with outliers store scale and lo
   if (is_lm(s.format)) c.codebook = lloyd_max_codebook(s.format);
   return c;
 }
@@ -116,21 +131,6 @@ KVRT_HOST_DEVICE inline void encode_llamacpp(const PageCodec& c, const float* x,
   }
 }
 
-struct Extremes {
-  float min, max;
-};
-/// Of n values, stride elements apart. Counts the ones that are not finite.
-KVRT_HOST_DEVICE inline Extremes extremes(const float* x, int n, std::int64_t stride, EncodeCounters* counters) {
-  Extremes e;
-  e.min = e.max = finite_or_zero(x[0], counters);
-  for (int i = 1; i < n; ++i) {
-    const float v = finite_or_zero(x[i * stride], counters);
-    if (v < e.min) e.min = v;
-    if (v > e.max) e.max = v;
-  }
-  return e;
-}
-
 KVRT_HOST_DEVICE inline float quiet(float x) { return f32_is_finite(x) ? x : 0.0f; }  // already counted
 
 KVRT_HOST_DEVICE inline void store_affine(std::uint8_t* p, AffineParams a) {
@@ -143,11 +143,21 @@ KVRT_HOST_DEVICE inline float group_norm(const float* x, int n) {
   return sqrtf(sum_of_lanes(n, [&](int i) { return quiet(x[i]) * quiet(x[i]); }));
 }
 
+/// Range of the token group that starts at channel `begin`. Counts the values that are not finite.
+KVRT_HOST_DEVICE inline GroupRange token_range(const PageCodec& c, const float* x, int begin, EncodeCounters* counters) {
+  const bool clips = c.clip_alpha != 1.0f;
+  for (int i = 0; i < c.group; ++i) finite_or_zero(x[begin + i], counters);
+  const auto range_at = [&](int first) { return group_range(c.group, clips, [&](int i) { return quiet(x[first + i]); }); };
+  const int partner = c.pair ? rope_partner(c.rotary_dim, c.interleaved, begin) / c.group * c.group : begin;
+  if (partner == begin) return clipped(range_at(begin), c.group, c.clip_alpha);
+  return clipped(joined(range_at(begin), range_at(partner)), 2 * c.group, c.clip_alpha);
+}
+
 /// Writes the parameters of one slot. For lm this is n0, the norm that the codes are found with.
 KVRT_HOST_DEVICE inline void store_token_params(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
   for (int begin = 0; begin < c.head_dim; begin += c.group) {
     std::uint8_t* p = block + param_offset(c, slot, begin);
-    const Extremes e = extremes(x + begin, c.group, 1, counters);
+    const GroupRange e = token_range(c, x, begin, counters);
     const float absmax = -e.min > e.max ? -e.min : e.max + 0.0f;
     if (is_int(c.format)) {
       store_affine(p, affine_params(e.min, e.max, (1 << c.bits) - 1, counters));
@@ -183,16 +193,26 @@ KVRT_HOST_DEVICE inline void store_kept_norms(const PageCodec& c, const float* x
   }
 }
 
+KVRT_HOST_DEVICE inline const StaticRange& static_range_of(const PageCodec& c, int d) {
+  return c.granularity == Granularity::kChannelStatic ? c.channel_ranges[d] : c.range;
+}
+KVRT_HOST_DEVICE inline bool beyond_range(const PageCodec& c, int d, float v) { return v < static_range_of(c, d).min || v > static_range_of(c, d).max; }
+
 KVRT_HOST_DEVICE inline void count_beyond_range(const PageCodec& c, const float* x, EncodeCounters* counters) {
-  for (int d = 0; d < c.head_dim; ++d) {
-    const StaticRange& r = c.granularity == Granularity::kChannelStatic ? c.channel_ranges[d] : c.range;
-    const float v = finite_or_zero(x[d], counters);
-    counters->saturated += v < r.min || v > r.max;
-  }
+  for (int d = 0; d < c.head_dim; ++d) counters->saturated += beyond_range(c, d, finite_or_zero(x[d], counters));
 }
 
-/// Error feedback (METHODS.md 4.11): each channel takes the nearest code to what the channels before it left over.
-KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, int slot, const std::uint8_t* block, std::uint8_t* codes) {
+/// Channels of one slot that have an outlier entry, ascending, and what is left to code there.
+struct SlotOutliers {
+  const std::uint16_t* channels = nullptr;
+  float* rests = nullptr;
+  int n = 0;
+};
+
+/// Error feedback (METHODS.md 4.11): each channel takes the nearest code to what the channels before it left over. An outlier's entry
+/// holds the error of its code, and nothing is left.
+KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, int slot, const std::uint8_t* block, const SlotOutliers& outliers,
+                                            std::uint8_t* codes) {
   float w[kMaxFeedbackDim];
   for (int i = 0; i < c.head_dim; ++i) w[i] = quiet(x[c.ef_order[i]]);
   const float* u = c.ef_u;
@@ -201,7 +221,11 @@ KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, 
     const Grid grid = grid_at(c, block, slot, d);
     const float rest = quiet(w[i]);  // sums of huge values may leave fp32
     codes[d] = grid_code(c.format, c.bits, c.codebook, rest, grid);
-    const float error = (rest - grid_value(c.format, c.bits, c.codebook, codes[d], grid)) / u[0];
+    bool picked = false;
+    for (int k = 0; k < outliers.n; ++k) {
+      if (outliers.channels[k] == d) outliers.rests[k] = rest, picked = true;
+    }
+    const float error = picked ? 0.0f : (rest - grid_value(c.format, c.bits, c.codebook, codes[d], grid)) / u[0];
     for (int j = i + 1; j < c.head_dim; ++j) {
       const float carried = error * u[j - i];
       w[j] = w[j] - carried;
@@ -211,13 +235,97 @@ KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, 
 }
 
 /// Codes of one slot on grids that are already fixed.
-KVRT_HOST_DEVICE inline void encode_codes(const PageCodec& c, const float* x, int slot, std::uint8_t* block) {
+KVRT_HOST_DEVICE inline void encode_codes(const PageCodec& c, const float* x, int slot, const SlotOutliers& outliers, std::uint8_t* block) {
   if (c.ef_u) {
     std::uint8_t codes[kMaxFeedbackDim];
-    feedback_codes(c, x, slot, block, codes);
+    feedback_codes(c, x, slot, block, outliers, codes);
     return pack_slot(c, slot, [&](int d) { return codes[d]; }, block);
   }
+  for (int k = 0; k < outliers.n; ++k) outliers.rests[k] = quiet(x[outliers.channels[k]]);
   pack_slot(c, slot, [&](int d) { return grid_code(c.format, c.bits, c.codebook, quiet(x[d]), grid_at(c, block, slot, d)); }, block);
+}
+
+/// What the codes alone decode to.
+KVRT_HOST_DEVICE inline float coded_value(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
+  return grid_value(c.format, c.bits, c.codebook, unpack_slot(c, block, slot, d), grid_at(c, block, slot, d));
+}
+
+/// Writes entries [0, n) of a slot. Requires: its codes are in the block.
+KVRT_HOST_DEVICE inline void store_outliers(const PageCodec& c, int slot, const SlotOutliers& outliers, std::uint8_t* block, std::uint8_t* entry,
+                                            EncodeCounters* counters) {
+  for (int k = 0; k < outliers.n; ++k) {
+    const int d = outliers.channels[k];
+    const std::uint16_t delta = outlier_delta(outliers.rests[k], coded_value(c, block, slot, d), counters);
+    store_outlier(entry + 4 * k, slot * c.head_dim + stored_position(c.spread, c.head_dim, d), delta);
+  }
+}
+
+/// One token of every granularity but channel.g<N>, with its k entries.
+KVRT_HOST_DEVICE inline void encode_row_with_outliers(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
+  const int d = c.head_dim, k = token_outliers(c.out_per_mille, d);
+  float y[kMaxOutlierDim], rests[kMaxTokenOutliers], middle = 0.0f;
+  std::uint16_t picks[kMaxTokenOutliers];
+  for (int i = 0; i < d; ++i) y[i] = finite_or_zero(x[i], counters);
+  const int n = c.granularity == Granularity::kChannelStatic
+                    ? pick_static_outliers(y, d, k, [&](int i) { return c.channel_ranges[i]; }, picks)
+                    : pick_vector_outliers(y, d, k, picks, &middle);
+  const SlotOutliers outliers{picks, rests, n};
+  if (is_static(c)) {
+    count_beyond_range(c, y, counters);
+    for (int i = 0; i < n; ++i) counters->saturated -= beyond_range(c, picks[i], y[picks[i]]);
+    encode_codes(c, y, slot, outliers, block);
+  } else {
+    float kept[kMaxOutlierDim];
+    for (int i = 0; i < d; ++i) kept[i] = y[i];
+    fill_vector_outliers(kept, d, c.group, picks, n, middle);
+    store_token_params(c, kept, slot, block, counters);
+    encode_codes(c, y, slot, outliers, block);
+  }
+  std::uint8_t* const entries = block + c.outliers + 4 * static_cast<std::int64_t>(slot) * k;
+  store_outliers(c, slot, outliers, block, entries, counters);
+  for (int i = n; i < k; ++i) store_outlier(entries + 4 * i, slot * d, 0);
+}
+
+/// Parameters of the channel group that starts at slot `first`. range(d): of channel d alone.
+template <class RangeOf>
+KVRT_HOST_DEVICE inline void store_channel_params(const PageCodec& c, const float* x, std::int64_t stride, int first, std::uint8_t* block,
+                                                  EncodeCounters* counters, RangeOf range) {
+  for (int d = 0; d < c.head_dim; ++d) {
+    for (int t = 0; t < c.group; ++t) finite_or_zero(x[t * stride + d], counters);
+    const int partner = c.pair ? rope_partner(c.rotary_dim, c.interleaved, d) : d;
+    const GroupRange r = partner == d ? clipped(range(d), c.group, c.clip_alpha) : clipped(joined(range(d), range(partner)), 2 * c.group, c.clip_alpha);
+    store_affine(block + param_offset(c, first, d), affine_params(r.min, r.max, (1 << c.bits) - 1, counters));
+  }
+}
+
+/// One group of channel.g<N> with its quota of entries.
+KVRT_HOST_DEVICE inline void encode_group_with_outliers(const PageCodec& c, const float* x, std::int64_t stride, int group_idx, std::uint8_t* block,
+                                                        EncodeCounters* counters) {
+  const int first = group_idx * c.group, before = group_outliers_before(c.out_per_mille, c.group, c.head_dim, group_idx);
+  const int quota = group_outliers_before(c.out_per_mille, c.group, c.head_dim, group_idx + 1) - before;
+  std::uint16_t picks[kMaxGroupOutliers];
+  float medians[kMaxOutlierDim];
+  const int n_picks = pick_group_outliers([&](int t, int d) { return quiet(x[t * stride + d]); }, c.group, c.head_dim, quota, picks, medians);
+  store_channel_params(c, x, stride, first, block, counters, [&](int d) {
+    float column[kMaxGroupTokens];
+    for (int t = 0; t < c.group; ++t) column[t] = quiet(x[t * stride + d]);
+    fill_channel_outliers(column, c.group, c.head_dim, d, picks, n_picks, medians[d]);
+    return group_range(c.group, c.clip_alpha != 1.0f, [&](int t) { return column[t]; });
+  });
+  std::uint8_t* const starts = block + c.outliers;
+  std::uint8_t* const entries = starts + kOutlierStarts + 4 * static_cast<std::int64_t>(before);
+  int at = 0;
+  for (int t = 0; t < c.group; ++t) {
+    if (t % 16 == 0) store_le16(starts + 2 * ((first + t) / 16), static_cast<std::uint16_t>(before + at));
+    std::uint16_t channels[kMaxOutlierDim];
+    float rests[kMaxOutlierDim];
+    int n = 0;
+    for (; at + n < n_picks && picks[at + n] / c.head_dim == t; ++n) channels[n] = static_cast<std::uint16_t>(picks[at + n] % c.head_dim);
+    const SlotOutliers outliers{channels, rests, n};
+    encode_codes(c, x + t * stride, first + t, outliers, block);
+    store_outliers(c, first + t, outliers, block, entries + 4 * at, counters);
+    at += n;
+  }
 }
 
 }  // namespace detail
@@ -227,37 +335,60 @@ KVRT_HOST_DEVICE inline void encode_row(const PageCodec& c, const float* x, int 
   std::uint8_t* row = block + slot * c.row_bytes;
   if (is_exact(c.format)) return detail::encode_exact(c, x, row, counters);
   if (is_llamacpp_block(c.format)) return detail::encode_llamacpp(c, x, row, counters);
+  if (c.out_per_mille > 0) return detail::encode_row_with_outliers(c, x, slot, block, counters);
   if (detail::is_static(c)) detail::count_beyond_range(c, x, counters);
   else detail::store_token_params(c, x, slot, block, counters);
-  detail::encode_codes(c, x, slot, block);
+  detail::encode_codes(c, x, slot, {}, block);
   if (is_lm(c.format) && c.bits > 2) detail::store_kept_norms(c, x, slot, block, counters);
 }
 
 /// Encodes tokens [group_idx N, (group_idx + 1) N) of a channel.g<N> page. x: [N, D], stride elements between tokens.
 KVRT_HOST_DEVICE inline void encode_channel_group(const PageCodec& c, const float* x, std::int64_t stride, int group_idx, std::uint8_t* block,
                                                   EncodeCounters* counters) {
+  if (c.out_per_mille > 0) return detail::encode_group_with_outliers(c, x, stride, group_idx, block, counters);
   const int first = group_idx * c.group;
-  for (int d = 0; d < c.head_dim; ++d) {
-    const detail::Extremes e = detail::extremes(x + d, c.group, stride, counters);
-    detail::store_affine(block + detail::param_offset(c, first, d), affine_params(e.min, e.max, (1 << c.bits) - 1, counters));
-  }
-  for (int t = 0; t < c.group; ++t) detail::encode_codes(c, x + t * stride, first + t, block);
+  detail::store_channel_params(c, x, stride, first, block, counters, [&](int d) {
+    return group_range(c.group, c.clip_alpha != 1.0f, [&](int t) { return detail::quiet(x[t * stride + d]); });
+  });
+  for (int t = 0; t < c.group; ++t) detail::encode_codes(c, x + t * stride, first + t, {}, block);
 }
 
-/// Decodes channel d of one token.
-KVRT_HOST_DEVICE inline float decode_value(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
+/// visit(slot, stored channel, delta) for every outlier entry of slots [begin, end), which are written; whole groups of channel.g<N>.
+template <class Visit>
+KVRT_HOST_DEVICE inline void visit_outliers(const PageCodec& c, const std::uint8_t* block, int begin, int end, Visit visit) {
+  if (c.out_per_mille == 0 || begin >= end) return;
+  const std::uint8_t* entries = block + c.outliers;
+  int first, last;
+  if (c.granularity == Granularity::kChannel) {
+    first = load_le16(entries + 2 * (begin / 16));
+    last = group_outliers_before(c.out_per_mille, c.group, c.head_dim, (end - 1) / c.group + 1);
+    entries += kOutlierStarts;
+  } else {
+    const int k = token_outliers(c.out_per_mille, c.head_dim);
+    first = begin * k, last = end * k;
+  }
+  for (int i = first; i < last; ++i) {
+    const OutlierEntry e = load_outlier(entries + 4 * static_cast<std::int64_t>(i));
+    const int slot = e.index / c.head_dim;
+    if ((e.delta & 0x7FFFu) != 0 && slot >= begin && slot < end) visit(slot, e.index % c.head_dim, f16_to_f32(e.delta));
+  }
+}
+
+/// Channel d of one token as its code says, without outliers.
+KVRT_HOST_DEVICE inline float decode_code(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
   const std::uint8_t* row = block + slot * c.row_bytes;
   if (is_exact(c.format)) {
     const std::uint16_t h = load_le16(row + 2 * stored_position(c.spread, c.head_dim, d));
     return c.format == Format::kBf16 ? bf16_to_f32(h) : f16_to_f32(h);
   }
   if (is_llamacpp_block(c.format)) return decode_llama_block(c.format, row + d / kLlamaBlock * llama_block_bytes(c.format), d % kLlamaBlock);
-  return grid_value(c.format, c.bits, c.codebook, detail::unpack_slot(c, block, slot, d), detail::grid_at(c, block, slot, d));
+  return detail::coded_value(c, block, slot, d);
 }
 
 /// Decodes one token. out: [D].
 KVRT_HOST_DEVICE inline void decode_row(const PageCodec& c, const std::uint8_t* block, int slot, float* out) {
-  for (int d = 0; d < c.head_dim; ++d) out[d] = decode_value(c, block, slot, d);
+  for (int d = 0; d < c.head_dim; ++d) out[d] = decode_code(c, block, slot, d);
+  visit_outliers(c, block, slot, slot + 1, [&](int, int position, float delta) { out[stored_channel(c.spread, c.head_dim, position)] += delta; });
 }
 
 }  // namespace kvrt

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "kernels/core/isa.h"
 #include "kernels/read/decode_step.h"
 #include "kernels/reference/reference.h"
 #include "kernels/write/append_sequence.h"
@@ -61,8 +62,8 @@ Status choose_backend(const kvrt_device& device, kvrt_backend* out) {
     *out = device.backend == KVRT_BACKEND_REF ? KVRT_BACKEND_REF : KVRT_BACKEND_CPU;
     return {};
   }
-  // baseline, avx2, avx512: the names of fake_quant's vector paths.
-  const bool is_cpu = name == "cpu" || name == "baseline" || name == "avx2" || name == "avx512";
+  // baseline (neon), avx2, avx512: the names of fake_quant's vector paths.
+  const bool is_cpu = name == "cpu" || name == kBaselineName || name == "avx2" || name == "avx512";
   if (!is_cpu && name != "ref") return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(name) + "'; this build offers ref and cpu");
   *out = is_cpu ? KVRT_BACKEND_CPU : KVRT_BACKEND_REF;
   return {};
@@ -81,6 +82,7 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
   args.scheme = unit.scheme;
   args.is_key = side == KVRT_K;
   args.n_heads = heads, args.head_dim = width;
+  args.page_tokens = block_layout(layer->layout, cache_side).page_tokens;
   args.round_input_to_bf16 = encodes_bf16(layer->tiers());
   if (unit.block_order == "adjacent" && plan.rope_style == KVRT_ROPE_HALF_SPLIT) out.block_order = adjacent_pairs(plan);
   const auto from = [](const std::vector<float>& v, std::int64_t offset) { return v.empty() ? nullptr : v.data() + offset; };
@@ -88,7 +90,8 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
   args.block_order = out.block_order.empty() ? nullptr : out.block_order.data();
   args.mean = from(unit.mean, first_value), args.smooth = from(unit.smooth, first_value);
   args.clip_lo = from(unit.clip_lo, threshold), args.clip_hi = from(unit.clip_hi, threshold);
-  args.codebook = from(unit.codebook, 0);
+  args.clip_alpha = from(unit.clip_alpha, 0), args.codebook = from(unit.codebook, 0);
+  args.rotary_dim = plan.rotary_dim, args.interleaved = plan.rope_style == KVRT_ROPE_INTERLEAVED;
   const std::int64_t triangle = static_cast<std::int64_t>(width) * (width + 1) / 2;
   if (unit.scheme.ef) args.ef_u = unit.ef_u.data() + first * triangle, args.ef_order = unit.ef_order.data() + first_value;
   if (Status status = make_fake_quant_job(args, &out.job); !status.ok()) return Status(status.code(), out.name + ": " + status.text());
@@ -105,8 +108,7 @@ Status Context::add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* la
   out.base_page = block_layout(layer->layout, cache_side);
   out.exact_page = exact_layout(layer->layout, cache_side);
   out.exact = make_page_codec(Scheme{}, 16, width, static_cast<int>(kExactPageTokens));
-  PageCodec codec = make_page_codec(unit.scheme, out.job.bits, width, out.base_page.page_tokens);
-  codec.codebook = out.job.codebook;
+  PageCodec codec = page_codec_of(out.job, out.base_page.page_tokens);
   codec.spread = unit.spread;
   const bool by_channel = unit.scheme.granularity == Granularity::kChannelStatic;
   if (by_channel) out.channel_ranges.resize(static_cast<std::size_t>(heads) * static_cast<std::size_t>(width));

@@ -9,6 +9,11 @@ bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* er
     *error = "fused decode on cuda reads keys in the natural channel order, not spread" + std::to_string(codec.spread);
     return false;
   }
+  if (codec.out_per_mille > 0) {
+    const int whole = codec.out_per_mille / 10;
+    *error = "fused decode on cuda reads no outliers: out" + (codec.out_per_mille % 10 ? std::string("0.5") : std::to_string(whole));
+    return false;
+  }
   const bool is_token = codec.granularity == Granularity::kToken;
   if (codec.format == Format::kBf16 || codec.format == Format::kFp16) {
     *family = DecodeFamily::kB16;

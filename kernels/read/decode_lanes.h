@@ -125,6 +125,7 @@ static void unpack_value_rows(const TileRef& tile, Unpacker unpacker, int begin,
       unpack_rows<decltype(type)::base, decltype(type)::bits, decltype(kind)::kind>(tile, p, begin, end, w.rows);
     });
   });
+  if (tile.codec->out_per_mille > 0) add_outliers(*tile.codec, tile.block, tile.slot, begin, end, tile.codec->head_dim, 1, w.rows);
 }
 
 /// Keys to w.columns. Returns the parameters that the scores still need, kind kNone if none.
@@ -135,12 +136,13 @@ static TileParams unpack_key_columns(const TileRef& tile, Unpacker unpacker, boo
     return {};
   }
   TileParams p = load_params(*tile.codec, tile.block, tile.slot, tile.n_rows, w.params, w.words);
-  const bool raw = !rotated && p.kind == ParamKind::kToken && p.n_groups == 1;
+  const bool raw = !rotated && p.kind == ParamKind::kToken && p.n_groups == 1 && tile.codec->out_per_mille == 0;
   with_code_type(tile.codec->format, [&](auto type) {
     with_param_kind(raw ? ParamKind::kNone : p.kind, [&](auto kind) {
       unpack_columns<decltype(type)::base, decltype(type)::bits, decltype(kind)::kind>(tile, p, w.columns, w.words);
     });
   });
+  if (tile.codec->out_per_mille > 0) add_outliers(*tile.codec, tile.block, tile.slot, begin, end, 1, kTile, w.columns);
   if (!raw) p.kind = ParamKind::kNone;
   return p;
 }

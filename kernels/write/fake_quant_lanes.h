@@ -6,6 +6,7 @@
 #include "kernels/cpu/hadamard_rows.h"
 #include "kernels/write/grid_lanes.h"
 #include "kernels/write/llamacpp_lanes.h"
+#include "kernels/write/outlier_rows.h"
 
 namespace kvrt {
 namespace {
@@ -76,6 +77,25 @@ static void round_trip(Run* run) {
   }
 }
 
+/// Finds the outliers of rows that are in the frame, tokens from number `first` on.
+static void pick_outliers(Run* run, std::int64_t first, std::uint16_t* picks, float* rests) {
+  run->ranged = run->lanes + (run->ef_u ? 4 * kMaxLanes * run->d : 0);
+  const FoundOutliers found = find_outliers(*run->job, run->grids, run->rows, first, run->n, run->ranged, picks);
+  run->picks = picks, run->rests = rests, run->n_picks = found.n;
+  for (int i = 0; i < found.n; ++i) rests[i] = run->rows[picks[i]];
+  run->counts.saturated.single -= found.n_beyond;
+}
+
+/// Adds what the entries of outliers hold.
+static void restore_outliers(Run* run) {
+  for (int i = 0; i < run->n_picks; ++i) {
+    float* const value = run->rows + run->picks[i];
+    const float delta = f16_nearest<float>(run->rests[i] - *value);
+    Tally::add_to(&run->counts.saturated, magnitude(delta) > kF16Max);
+    if (delta != 0.0f) *value += minimum(maximum(delta, -kF16Max), kF16Max);
+  }
+}
+
 static void fake_quant_run(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
                            EncodeCounters* counters) {
   Run run{};
@@ -84,9 +104,14 @@ static void fake_quant_run(const FakeQuantJob& job, const StaticGrids& grids, in
   run.n = n, run.d = job.head_dim;
   const std::int64_t d = job.head_dim, size = n * d;
   run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size, run.lanes = scratch + 3 * size;
+  run.ranged = run.rows;
   if (job.ef_u) run.ef_u = job.ef_u + head * (d * (d + 1) / 2), run.ef_order = job.ef_order + head * d;
   for (int t = 0; t < n; ++t) to_frame(&run, head, job.x + (first + t) * job.x_stride + head * d, scratch + t * d);
+  std::uint16_t picks[kMaxGroupOutliers];
+  float rests[kMaxGroupOutliers];
+  if (job.scheme.outlier_per_mille > 0) pick_outliers(&run, first, picks, rests);
   round_trip(&run);
+  restore_outliers(&run);
   for (int t = 0; t < n; ++t) from_frame(&run, head, scratch + t * d, job.out + (first + t) * job.out_stride + head * d);
   counters->non_finite += run.counts.non_finite.total();
   counters->saturated += run.counts.saturated.total();

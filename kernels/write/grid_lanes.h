@@ -58,13 +58,36 @@ struct NormGrid {
 template <class Grid, class V>
 KVRT_INLINE V result_of(const Grid& grid, V level, V scale, V lo) { return grid.template value<V>(level, scale, lo); }
 
-/// lo and scale of every token group. steps: 2^b - 1, codebooks 2.
-static void affine_token_params(Run* run, float steps) {
-  const int n = run->job->group, n_groups = run->d / n * run->n;
+/// Range of every token group: minimum in lo, maximum in scale.
+static void token_ranges(Run* run) {
+  const FakeQuantJob& job = *run->job;
+  const int n = job.group, per_row = run->d / n, n_groups = per_row * run->n;
   for (int g = 0; g < n_groups; ++g) {
-    const Extent e = group_extent(run->rows + static_cast<std::int64_t>(g) * n, n);
+    const Extent e = group_extent(run->ranged + static_cast<std::int64_t>(g) * n, n);
     run->lo[g] = e.min, run->scale[g] = e.max;
   }
+  if (job.clip_alpha == 1.0f && !run->grids.partner) return;
+  for (int t = 0; t < run->n; ++t) {
+    const float* row = run->ranged + static_cast<std::int64_t>(t) * run->d;
+    shape_ranges(*run, run->lo + t * per_row, run->scale + t * per_row, per_row, n, [&](int g) { return lane_sum(row + g * n, n, SameOp{}); });
+  }
+}
+
+/// Largest magnitude in the range of every token group, in scale.
+static void token_absmax(Run* run) {
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  if (run->job->clip_alpha == 1.0f) {
+    for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+    return;
+  }
+  token_ranges(run);
+  for (int g = 0; g < n_groups; ++g) run->scale[g] = maximum(-run->lo[g], run->scale[g]);
+}
+
+/// lo and scale of every token group. steps: 2^b - 1, codebooks 2.
+static void affine_token_params(Run* run, float steps) {
+  token_ranges(run);
+  const int n_groups = run->d / run->job->group * run->n;
   for_lanes(n_groups, [&](auto tag, int g) {
     using V = decltype(tag);
     const Affine<V> p = affine_lanes<V>(load<V>(run->lo + g), load<V>(run->scale + g), steps, &run->counts);
@@ -74,8 +97,8 @@ static void affine_token_params(Run* run, float steps) {
 }
 
 static void symmetric_token_params(Run* run, float m) {
-  const int n = run->job->group, n_groups = run->d / n * run->n;
-  for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+  const int n_groups = run->d / run->job->group * run->n;
+  token_absmax(run);
   for_lanes(n_groups, [&](auto tag, int g) {
     using V = decltype(tag);
     const V step = load<V>(run->scale + g) / m, raw = f16_up<V>(step);
@@ -150,18 +173,42 @@ static void apply_static(Run* run, Grid grid) {
   });
 }
 
-template <class Grid>
-static void int_channel(Run* run, Grid grid) {
+/// Range of every channel over the run's N tokens: minimum in lo, maximum in scale.
+static void channel_ranges(Run* run) {
+  const FakeQuantJob& job = *run->job;
   const std::int64_t d = run->d;
+  const bool clips = job.clip_alpha != 1.0f;
+  float* const sums = run->lo + d;  // lo has room for n rows
   for_lanes(run->d, [&](auto tag, int c) {
     using V = decltype(tag);
-    float* const column = run->rows + c;
+    const float* column = run->ranged + c;
     V min = load<V>(column), max = min;
     for (int t = 1; t < run->n; ++t) {
       const V v = load<V>(column + t * d);
       min = minimum(v, min), max = maximum(v, max);
     }
-    const Affine<V> p = affine_lanes<V>(min, max, grid.qmax, &run->counts);
+    store(run->lo + c, min);
+    store(run->scale + c, max);
+    if (!clips) return;
+    V lanes[32];  // the order of sum_of_lanes()
+    for (int l = 0; l < 32; ++l) lanes[l] = load<V>(column + l * d);
+    for (int t = 32; t < run->n; ++t) lanes[t % 32] += load<V>(column + t * d);
+    for (int half = 16; half > 0; half /= 2) {
+      for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+    }
+    store(sums + c, lanes[0]);
+  });
+  if (clips || run->grids.partner) shape_ranges(*run, run->lo, run->scale, run->d, run->n, [&](int c) { return sums[c]; });
+}
+
+template <class Grid>
+static void int_channel(Run* run, Grid grid) {
+  const std::int64_t d = run->d;
+  channel_ranges(run);
+  for_lanes(run->d, [&](auto tag, int c) {
+    using V = decltype(tag);
+    float* const column = run->rows + c;
+    const Affine<V> p = affine_lanes<V>(load<V>(run->lo + c), load<V>(run->scale + c), grid.qmax, &run->counts);
     store(run->lo + c, p.lo);
     store(run->scale + c, p.scale);
     for (int t = 0; !run->ef_u && t < run->n; ++t) {
@@ -259,7 +306,7 @@ template <class Result>
 static void fp8_token(Run* run, Result result) {
   const float max = run->job->scheme.format == Format::kFp8E4m3 ? 448.0f : 57344.0f;
   const int n = run->job->group, n_groups = run->d / n * run->n;
-  for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+  token_absmax(run);
   for_lanes(n_groups, [&](auto tag, int g) {
     using V = decltype(tag);
     const V absmax = load<V>(run->scale + g), step = absmax / max;

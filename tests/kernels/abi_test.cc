@@ -100,7 +100,7 @@ TEST(Abi, Unsupported) {
   EXPECT_EQ(kvrt_schedule(nullptr, nullptr, nullptr, nullptr, &err), KVRT_E_UNSUPPORTED);
   EXPECT_EQ(kvrt_requant(nullptr, 0, nullptr, nullptr, nullptr, &err), KVRT_E_UNSUPPORTED);
   CacheShape shape;
-  shape.k = "int4.token.g.out1";
+  shape.k = "int4.token.g.lowrank8";
   EXPECT_EQ(Cache(shape).status().code(), Code::kUnsupported);
   shape.k = "int4.token.g", shape.backend = KVRT_BACKEND_CUDA;
   EXPECT_THAT(Cache(shape).status().text(), HasSubstr("cuda"));
@@ -126,14 +126,14 @@ TEST(Abi, PlanCheckListsEveryGap) {  // bug class 7
   EXPECT_TRUE(reports.missing.empty());
 
   kvrt_layer_view layer = whole.layer_view();
-  layer.k.scheme = "int4.token.g.out1", layer.v.scheme = "int2.token.g.out2";
+  layer.k.scheme = "int4.token.g.lowrank8", layer.v.scheme = "int2.token.g.lowrank16";
   kvrt_plan_view view = {};
   view.n_layers = 1, view.layers = &layer, view.page_tokens = 64;
   PlanHandle plan;
   ASSERT_TRUE(PlanHandle::adopt(view, &plan).ok());
   EXPECT_EQ(kvrt_plan_check(plan.get(), nullptr, &Reports::add, &reports, &err), KVRT_E_UNSUPPORTED);
   ASSERT_EQ(reports.missing.size(), 2u);
-  EXPECT_THAT(reports.missing[0], HasSubstr("'out1' is not offered"));
+  EXPECT_THAT(reports.missing[0], HasSubstr("'lowrank8' is not offered"));
   EXPECT_THAT(reports.missing[0], HasSubstr("| int4.token.g"));
   EXPECT_THAT(reports.missing[1], HasSubstr("| int2.token.g"));
 

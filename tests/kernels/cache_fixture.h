@@ -19,7 +19,7 @@ namespace kvrt::testing {
 /// Constants of a unit in the shape that its scheme asks for.
 struct UnitConstants {
   std::string scheme, chan_perm = "natural", block_order;
-  std::vector<float> mean, smooth, clip_lo, clip_hi, codebook, ef_u;
+  std::vector<float> mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u;
   std::vector<std::int32_t> ef_order;
 
   UnitConstants(const std::string& text, int heads, int width, int rotary_dim) : scheme(text) {
@@ -34,6 +34,7 @@ struct UnitConstants {
       if (name == "smooth") for (std::size_t i = 0; i < n; ++i) smooth.push_back(1.0f + 0.25f * static_cast<float>(pair_of(static_cast<int>(i) % width, rotary_dim) % 5));
       if (name == "clip_lo") clip_lo.assign(n, -2.5f);
       if (name == "clip_hi") clip_hi.assign(n, 3.0f);
+      if (name == "clip_alpha") clip_alpha.assign(n, 0.85f);
       if (name == "codebook") for (std::size_t i = 0; i < n; ++i) codebook.push_back(static_cast<float>(static_cast<int>(i * 254 / (n - 1)) - 127) * (1.0f / 127));
       if (name == "ef_order") for (std::size_t i = 0; i < n; ++i) ef_order.push_back(width - 1 - static_cast<int>(i) % width);
       if (name == "ef_u") {
@@ -47,7 +48,7 @@ struct UnitConstants {
     const auto p = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
     kvrt_unit_view u = {};
     u.scheme = scheme.c_str(), u.chan_perm = chan_perm.c_str(), u.block_order = block_order.empty() ? nullptr : block_order.c_str();
-    u.mean = p(mean), u.smooth = p(smooth), u.clip_lo = p(clip_lo), u.clip_hi = p(clip_hi), u.codebook = p(codebook), u.ef_u = p(ef_u), u.ef_order = p(ef_order);
+    u.mean = p(mean), u.smooth = p(smooth), u.clip_lo = p(clip_lo), u.clip_hi = p(clip_hi), u.clip_alpha = p(clip_alpha), u.codebook = p(codebook), u.ef_u = p(ef_u), u.ef_order = p(ef_order);
     return u;
   }
 

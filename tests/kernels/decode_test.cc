@@ -52,7 +52,8 @@ const char* const kUniform[][2] = {
     {"bf16", "bf16"}, {"int8.token.g", "int8.token.g"}, {"int4.token.g", "int4.token.g"}, {"int4.channel.g32", "int2.token.g"}, {"int4.channel.g64.pre", "int3.token.g"},
     {"int3.channel.g64.pre", "int4.channel.g32"}, {"fp8e4m3.head", "fp8e4m3.tensor"}, {"int4.token.g.center.had", "int4.token.g.had"},
     {"int2.channel.g32.pre", "fp8e5m2.token.g"}, {"lm4.token.g.had", "lm3.token.g.had"}, {"int4.token.g.pre.center", "int4.token.g.center"},
-    {"int4.token.g.smooth", "sint4.token.g"}, {"int8.channel.static.pre", "nuq4.token.g"}};
+    {"int4.token.g.smooth", "sint4.token.g"}, {"int8.channel.static.pre", "nuq4.token.g"},
+    {"int4.channel.g64.pre.out1", "nuq3.token.g.out1"}, {"int3.channel.g32.clip.out2.pair", "int4.token.g.out0.5"}, {"int4.token.g.had.out1", "int2.channel.g32.out2"}};
 
 TEST(Decode, EqualsDenseSoftmaxOverGatheredRows) {
   for (const auto& pair : kUniform) {
@@ -108,7 +109,7 @@ TEST(Decode, RopeStylesPartialWidthAndFactor) {
 }
 
 TEST(Decode, StoredOrderOfChannels) {
-  for (const char* k : {"int4.channel.g64.pre", "int3.channel.g32.pre", "int4.token.g32.pre", "bf16.pre", "lm3.token.g.pre"}) {
+  for (const char* k : {"int4.channel.g64.pre", "int3.channel.g32.pre", "int4.token.g32.pre", "bf16.pre", "lm3.token.g.pre", "int4.channel.g64.pre.out1", "int3.token.g32.out2"}) {
     Case c;
     c.shape.k = k, c.shape.chan_perm = "spread32";
     c.n = 200;
