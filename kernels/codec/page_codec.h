@@ -97,14 +97,20 @@ KVRT_HOST_DEVICE inline Grid grid_at(const PageCodec& c, const std::uint8_t* blo
   return {has_stored_lo(c.format) ? f16_to_f32(load_le16(p + 2)) : 0.0f, f16_to_f32(load_le16(p))};
 }
 
-/// code_of(d): code of channel d, called once for each, in stored order.
+/// Pieces of one slot's codes that share no word.
+KVRT_HOST_DEVICE inline int slot_pieces(const PageCodec& c) { return row_pieces(c.bits, c.head_dim); }
+/// code_of(d): code of channel d, called once for each of the piece, in stored order.
 template <class CodeOf>
-KVRT_HOST_DEVICE inline void pack_slot(const PageCodec& c, int slot, CodeOf code_of, std::uint8_t* block) {
+KVRT_HOST_DEVICE inline void pack_slot_piece(const PageCodec& c, int slot, int piece, CodeOf code_of, std::uint8_t* block) {
   const auto code = [&](int position) { return code_of(stored_channel(c.spread, c.head_dim, position)); };
   std::uint8_t* row = block + slot * c.row_bytes;
   std::uint8_t* plane_b = block + c.plane_b + slot * (c.row_bytes / 2);
-  if (c.bits == 3 && !is_int(c.format)) pack_codebook_row3(c.head_dim, code, row, plane_b);
-  else pack_row(c.bits, c.head_dim, code, row, plane_b);
+  if (c.bits == 3 && !is_int(c.format)) pack_codebook_cell3(c.head_dim, piece, code, row, plane_b);
+  else pack_row_piece(c.bits, c.head_dim, piece, code, row, plane_b);
+}
+template <class CodeOf>
+KVRT_HOST_DEVICE inline void pack_slot(const PageCodec& c, int slot, CodeOf code_of, std::uint8_t* block) {
+  for (int piece = 0; piece < slot_pieces(c); ++piece) pack_slot_piece(c, slot, piece, code_of, block);
 }
 KVRT_HOST_DEVICE inline std::uint8_t unpack_slot(const PageCodec& c, const std::uint8_t* block, int slot, int channel) {
   const int d = stored_position(c.spread, c.head_dim, channel);
@@ -114,21 +120,18 @@ KVRT_HOST_DEVICE inline std::uint8_t unpack_slot(const PageCodec& c, const std::
   return unpack_code(c.bits, row, plane_b, d);
 }
 
-KVRT_HOST_DEVICE inline void encode_exact(const PageCodec& c, const float* x, std::uint8_t* row, EncodeCounters* counters) {
-  for (int d = 0; d < c.head_dim; ++d) {
-    const float v = finite_or_zero(x[d], counters);
-    std::uint16_t h = c.format == Format::kBf16 ? f32_to_bf16_finite(v) : f32_to_f16_rne(v);
-    if (c.format == Format::kFp16 && (h & 0x7FFFu) == 0x7C00u) --h, ++counters->saturated;
-    store_le16(row + 2 * stored_position(c.spread, c.head_dim, d), h);
-  }
+KVRT_HOST_DEVICE inline void encode_exact_value(const PageCodec& c, const float* x, int d, std::uint8_t* row, EncodeCounters* counters) {
+  const float v = finite_or_zero(x[d], counters);
+  std::uint16_t h = c.format == Format::kBf16 ? f32_to_bf16_finite(v) : f32_to_f16_rne(v);
+  if (c.format == Format::kFp16 && (h & 0x7FFFu) == 0x7C00u) --h, ++counters->saturated;
+  store_le16(row + 2 * stored_position(c.spread, c.head_dim, d), h);
 }
 
-KVRT_HOST_DEVICE inline void encode_llamacpp(const PageCodec& c, const float* x, std::uint8_t* row, EncodeCounters* counters) {
-  for (int b = 0; b * kLlamaBlock < c.head_dim; ++b) {
-    float v[kLlamaBlock];
-    for (int i = 0; i < kLlamaBlock; ++i) v[i] = finite_or_zero(x[b * kLlamaBlock + i], counters);
-    encode_llama_block(c.format, v, row + b * llama_block_bytes(c.format), counters);
-  }
+/// Block b of 32 channels.
+KVRT_HOST_DEVICE inline void encode_llamacpp_block(const PageCodec& c, const float* x, int b, std::uint8_t* row, EncodeCounters* counters) {
+  float v[kLlamaBlock];
+  for (int i = 0; i < kLlamaBlock; ++i) v[i] = finite_or_zero(x[b * kLlamaBlock + i], counters);
+  encode_llama_block(c.format, v, row + b * llama_block_bytes(c.format), counters);
 }
 
 KVRT_HOST_DEVICE inline float quiet(float x) { return f32_is_finite(x) ? x : 0.0f; }  // already counted
@@ -153,53 +156,49 @@ KVRT_HOST_DEVICE inline GroupRange token_range(const PageCodec& c, const float* 
   return clipped(joined(range_at(begin), range_at(partner)), 2 * c.group, c.clip_alpha);
 }
 
-/// Writes the parameters of one slot. For lm this is n0, the norm that the codes are found with.
-KVRT_HOST_DEVICE inline void store_token_params(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
-  for (int begin = 0; begin < c.head_dim; begin += c.group) {
-    std::uint8_t* p = block + param_offset(c, slot, begin);
-    const GroupRange e = token_range(c, x, begin, counters);
-    const float absmax = -e.min > e.max ? -e.min : e.max + 0.0f;
-    if (is_int(c.format)) {
-      store_affine(p, affine_params(e.min, e.max, (1 << c.bits) - 1, counters));
-    } else if (is_nuq(c.format)) {
-      store_affine(p, affine_params(e.min, e.max, 2, counters));
-    } else if (is_sint(c.format)) {
-      store_le16(p, symmetric_scale(absmax, (1 << (c.bits - 1)) - 1, counters));
-    } else if (is_fp8(c.format)) {
-      store_le16(p, fp8_token_scale(absmax, fp8_max(c.format), counters));
-    } else if (is_lm(c.format)) {
-      EncodeCounters not_stored;
-      EncodeCounters* const count = c.bits == 2 ? counters : &not_stored;
-      store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(static_cast<float>(c.group)), count));
-    } else if (c.format == Format::kMxfp4) {
-      *p = mxfp4_scale(absmax);
-    } else {
-      *p = nvfp4_scale(absmax, c.range.scale);
-      for (int i = 0; i < c.group; ++i) counters->saturated += quiet(x[begin + i]) > c.range.max || quiet(x[begin + i]) < c.range.min;
-    }
+/// Writes the parameters of the group of one slot that starts at channel `begin`. For lm this is n0, the norm that the codes are found with.
+KVRT_HOST_DEVICE inline void store_group_params(const PageCodec& c, const float* x, int slot, int begin, std::uint8_t* block, EncodeCounters* counters) {
+  std::uint8_t* p = block + param_offset(c, slot, begin);
+  const GroupRange e = token_range(c, x, begin, counters);
+  const float absmax = -e.min > e.max ? -e.min : e.max + 0.0f;
+  if (is_int(c.format)) {
+    store_affine(p, affine_params(e.min, e.max, (1 << c.bits) - 1, counters));
+  } else if (is_nuq(c.format)) {
+    store_affine(p, affine_params(e.min, e.max, 2, counters));
+  } else if (is_sint(c.format)) {
+    store_le16(p, symmetric_scale(absmax, (1 << (c.bits - 1)) - 1, counters));
+  } else if (is_fp8(c.format)) {
+    store_le16(p, fp8_token_scale(absmax, fp8_max(c.format), counters));
+  } else if (is_lm(c.format)) {
+    EncodeCounters not_stored;
+    EncodeCounters* const count = c.bits == 2 ? counters : &not_stored;
+    store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(static_cast<float>(c.group)), count));
+  } else if (c.format == Format::kMxfp4) {
+    *p = mxfp4_scale(absmax);
+  } else {
+    *p = nvfp4_scale(absmax, c.range.scale);
+    for (int i = 0; i < c.group; ++i) counters->saturated += quiet(x[begin + i]) > c.range.max || quiet(x[begin + i]) < c.range.min;
   }
 }
 
 /// Replaces n0 by the norm that keeps the length of what is decoded: lm at 3 and 4 bits.
-KVRT_HOST_DEVICE inline void store_kept_norms(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
-  for (int begin = 0; begin < c.head_dim; begin += c.group) {
-    std::uint8_t* p = block + param_offset(c, slot, begin);
-    if (load_le16(p) == 0) continue;
-    const float coded = sum_of_lanes(c.group, [&](int i) {
-      const float entry = c.codebook.entries[unpack_slot(c, block, slot, begin + i)];
-      return entry * entry;
-    });
-    store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(coded), counters));
-  }
+KVRT_HOST_DEVICE inline void store_kept_norm(const PageCodec& c, const float* x, int slot, int begin, std::uint8_t* block, EncodeCounters* counters) {
+  std::uint8_t* p = block + param_offset(c, slot, begin);
+  if (load_le16(p) == 0) return;
+  const float coded = sum_of_lanes(c.group, [&](int i) {
+    const float entry = c.codebook.entries[unpack_slot(c, block, slot, begin + i)];
+    return entry * entry;
+  });
+  store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(coded), counters));
 }
+KVRT_HOST_DEVICE inline bool keeps_norm(const PageCodec& c) { return is_lm(c.format) && c.bits > 2; }
 
 KVRT_HOST_DEVICE inline const StaticRange& static_range_of(const PageCodec& c, int d) {
   return c.granularity == Granularity::kChannelStatic ? c.channel_ranges[d] : c.range;
 }
 KVRT_HOST_DEVICE inline bool beyond_range(const PageCodec& c, int d, float v) { return v < static_range_of(c, d).min || v > static_range_of(c, d).max; }
-
-KVRT_HOST_DEVICE inline void count_beyond_range(const PageCodec& c, const float* x, EncodeCounters* counters) {
-  for (int d = 0; d < c.head_dim; ++d) counters->saturated += beyond_range(c, d, finite_or_zero(x[d], counters));
+KVRT_HOST_DEVICE inline void count_beyond_range(const PageCodec& c, const float* x, int d, EncodeCounters* counters) {
+  counters->saturated += beyond_range(c, d, finite_or_zero(x[d], counters));
 }
 
 /// Channels of one slot that have an outlier entry, ascending, and what is left to code there.
@@ -210,39 +209,50 @@ struct SlotOutliers {
 };
 
 /// Error feedback (METHODS.md 4.11): each channel takes the nearest code to what the channels before it left over. An outlier's entry
-/// holds the error of its code, and nothing is left.
+/// holds the error of its code, and nothing is left. n_lanes callers share the row: w and codes, [D] each, are one memory of theirs,
+/// barrier() lets all see what each wrote; alone: lane 0 of 1.
+template <class Barrier>
 KVRT_HOST_DEVICE inline void feedback_codes(const PageCodec& c, const float* x, int slot, const std::uint8_t* block, const SlotOutliers& outliers,
-                                            std::uint8_t* codes) {
-  float w[kMaxFeedbackDim];
-  for (int i = 0; i < c.head_dim; ++i) w[i] = quiet(x[c.ef_order[i]]);
+                                            std::uint8_t* codes, float* w, int lane, int n_lanes, Barrier barrier) {
+  for (int i = lane; i < c.head_dim; i += n_lanes) w[i] = quiet(x[c.ef_order[i]]);
   const float* u = c.ef_u;
   for (int i = 0; i < c.head_dim; ++i) {
+    barrier();
     const int d = c.ef_order[i];
     const Grid grid = grid_at(c, block, slot, d);
     const float rest = quiet(w[i]);  // sums of huge values may leave fp32
-    codes[d] = grid_code(c.format, c.bits, c.codebook, rest, grid);
+    const std::uint8_t code = grid_code(c.format, c.bits, c.codebook, rest, grid);
     bool picked = false;
     for (int k = 0; k < outliers.n; ++k) {
-      if (outliers.channels[k] == d) outliers.rests[k] = rest, picked = true;
+      if (outliers.channels[k] != d) continue;
+      picked = true;
+      if (lane == 0) outliers.rests[k] = rest;
     }
-    const float error = picked ? 0.0f : (rest - grid_value(c.format, c.bits, c.codebook, codes[d], grid)) / u[0];
-    for (int j = i + 1; j < c.head_dim; ++j) {
+    const float error = picked ? 0.0f : (rest - grid_value(c.format, c.bits, c.codebook, code, grid)) / u[0];
+    for (int j = i + 1 + lane; j < c.head_dim; j += n_lanes) {
       const float carried = error * u[j - i];
       w[j] = w[j] - carried;
     }
+    if (lane == 0) codes[d] = code;
     u += c.head_dim - i;
   }
+  barrier();
 }
 
+/// Nearest codes of one piece of a slot, on grids that are already fixed.
+KVRT_HOST_DEVICE inline void encode_piece(const PageCodec& c, const float* x, int slot, int piece, std::uint8_t* block) {
+  pack_slot_piece(c, slot, piece, [&](int d) { return grid_code(c.format, c.bits, c.codebook, quiet(x[d]), grid_at(c, block, slot, d)); }, block);
+}
 /// Codes of one slot on grids that are already fixed.
 KVRT_HOST_DEVICE inline void encode_codes(const PageCodec& c, const float* x, int slot, const SlotOutliers& outliers, std::uint8_t* block) {
   if (c.ef_u) {
     std::uint8_t codes[kMaxFeedbackDim];
-    feedback_codes(c, x, slot, block, outliers, codes);
+    float w[kMaxFeedbackDim];
+    feedback_codes(c, x, slot, block, outliers, codes, w, 0, 1, [] {});
     return pack_slot(c, slot, [&](int d) { return codes[d]; }, block);
   }
   for (int k = 0; k < outliers.n; ++k) outliers.rests[k] = quiet(x[outliers.channels[k]]);
-  pack_slot(c, slot, [&](int d) { return grid_code(c.format, c.bits, c.codebook, quiet(x[d]), grid_at(c, block, slot, d)); }, block);
+  for (int piece = 0; piece < slot_pieces(c); ++piece) encode_piece(c, x, slot, piece, block);
 }
 
 /// What the codes alone decode to.
@@ -271,14 +281,14 @@ KVRT_HOST_DEVICE inline void encode_row_with_outliers(const PageCodec& c, const 
                     : pick_vector_outliers(y, d, k, picks, &middle);
   const SlotOutliers outliers{picks, rests, n};
   if (is_static(c)) {
-    count_beyond_range(c, y, counters);
+    for (int i = 0; i < d; ++i) count_beyond_range(c, y, i, counters);
     for (int i = 0; i < n; ++i) counters->saturated -= beyond_range(c, picks[i], y[picks[i]]);
     encode_codes(c, y, slot, outliers, block);
   } else {
     float kept[kMaxOutlierDim];
     for (int i = 0; i < d; ++i) kept[i] = y[i];
     fill_vector_outliers(kept, d, c.group, picks, n, middle);
-    store_token_params(c, kept, slot, block, counters);
+    for (int begin = 0; begin < d; begin += c.group) store_group_params(c, kept, slot, begin, block, counters);
     encode_codes(c, y, slot, outliers, block);
   }
   std::uint8_t* const entries = block + c.outliers + 4 * static_cast<std::int64_t>(slot) * k;
@@ -286,16 +296,20 @@ KVRT_HOST_DEVICE inline void encode_row_with_outliers(const PageCodec& c, const 
   for (int i = n; i < k; ++i) store_outlier(entries + 4 * i, slot * d, 0);
 }
 
-/// Parameters of the channel group that starts at slot `first`. range(d): of channel d alone.
+/// Parameters of channel d of the channel group whose first slot is `first`. x: [N, D], stride elements between tokens; range(d): of channel d alone.
 template <class RangeOf>
-KVRT_HOST_DEVICE inline void store_channel_params(const PageCodec& c, const float* x, std::int64_t stride, int first, std::uint8_t* block,
+KVRT_HOST_DEVICE inline void store_channel_params(const PageCodec& c, const float* x, std::int64_t stride, int first, int d, std::uint8_t* block,
                                                   EncodeCounters* counters, RangeOf range) {
-  for (int d = 0; d < c.head_dim; ++d) {
-    for (int t = 0; t < c.group; ++t) finite_or_zero(x[t * stride + d], counters);
-    const int partner = c.pair ? rope_partner(c.rotary_dim, c.interleaved, d) : d;
-    const GroupRange r = partner == d ? clipped(range(d), c.group, c.clip_alpha) : clipped(joined(range(d), range(partner)), 2 * c.group, c.clip_alpha);
-    store_affine(block + param_offset(c, first, d), affine_params(r.min, r.max, (1 << c.bits) - 1, counters));
-  }
+  for (int t = 0; t < c.group; ++t) finite_or_zero(x[t * stride + d], counters);
+  const int partner = c.pair ? rope_partner(c.rotary_dim, c.interleaved, d) : d;
+  const GroupRange r = partner == d ? clipped(range(d), c.group, c.clip_alpha) : clipped(joined(range(d), range(partner)), 2 * c.group, c.clip_alpha);
+  store_affine(block + param_offset(c, first, d), affine_params(r.min, r.max, (1 << c.bits) - 1, counters));
+}
+KVRT_HOST_DEVICE inline void store_channel_params(const PageCodec& c, const float* x, std::int64_t stride, int first, int d, std::uint8_t* block,
+                                                  EncodeCounters* counters) {
+  store_channel_params(c, x, stride, first, d, block, counters, [&](int channel) {
+    return group_range(c.group, c.clip_alpha != 1.0f, [&](int t) { return quiet(x[t * stride + channel]); });
+  });
 }
 
 /// One group of channel.g<N> with its quota of entries.
@@ -306,12 +320,13 @@ KVRT_HOST_DEVICE inline void encode_group_with_outliers(const PageCodec& c, cons
   std::uint16_t picks[kMaxGroupOutliers];
   float medians[kMaxOutlierDim];
   const int n_picks = pick_group_outliers([&](int t, int d) { return quiet(x[t * stride + d]); }, c.group, c.head_dim, quota, picks, medians);
-  store_channel_params(c, x, stride, first, block, counters, [&](int d) {
+  const auto range_without_picks = [&](int channel) {
     float column[kMaxGroupTokens];
-    for (int t = 0; t < c.group; ++t) column[t] = quiet(x[t * stride + d]);
-    fill_channel_outliers(column, c.group, c.head_dim, d, picks, n_picks, medians[d]);
+    for (int t = 0; t < c.group; ++t) column[t] = quiet(x[t * stride + channel]);
+    fill_channel_outliers(column, c.group, c.head_dim, channel, picks, n_picks, medians[channel]);
     return group_range(c.group, c.clip_alpha != 1.0f, [&](int t) { return column[t]; });
-  });
+  };
+  for (int d = 0; d < c.head_dim; ++d) store_channel_params(c, x, stride, first, d, block, counters, range_without_picks);
   std::uint8_t* const starts = block + c.outliers;
   std::uint8_t* const entries = starts + kOutlierStarts + 4 * static_cast<std::int64_t>(before);
   int at = 0;
@@ -333,13 +348,22 @@ KVRT_HOST_DEVICE inline void encode_group_with_outliers(const PageCodec& c, cons
 /// Encodes one token into its slot: every granularity but channel.g<N>. x: [D].
 KVRT_HOST_DEVICE inline void encode_row(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
   std::uint8_t* row = block + slot * c.row_bytes;
-  if (is_exact(c.format)) return detail::encode_exact(c, x, row, counters);
-  if (is_llamacpp_block(c.format)) return detail::encode_llamacpp(c, x, row, counters);
+  if (is_exact(c.format)) {
+    for (int d = 0; d < c.head_dim; ++d) detail::encode_exact_value(c, x, d, row, counters);
+    return;
+  }
+  if (is_llamacpp_block(c.format)) {
+    for (int b = 0; b * kLlamaBlock < c.head_dim; ++b) detail::encode_llamacpp_block(c, x, b, row, counters);
+    return;
+  }
   if (c.out_per_mille > 0) return detail::encode_row_with_outliers(c, x, slot, block, counters);
-  if (detail::is_static(c)) detail::count_beyond_range(c, x, counters);
-  else detail::store_token_params(c, x, slot, block, counters);
+  if (detail::is_static(c)) {
+    for (int d = 0; d < c.head_dim; ++d) detail::count_beyond_range(c, x, d, counters);
+  } else {
+    for (int begin = 0; begin < c.head_dim; begin += c.group) detail::store_group_params(c, x, slot, begin, block, counters);
+  }
   detail::encode_codes(c, x, slot, {}, block);
-  if (is_lm(c.format) && c.bits > 2) detail::store_kept_norms(c, x, slot, block, counters);
+  for (int begin = 0; detail::keeps_norm(c) && begin < c.head_dim; begin += c.group) detail::store_kept_norm(c, x, slot, begin, block, counters);
 }
 
 /// Encodes tokens [group_idx N, (group_idx + 1) N) of a channel.g<N> page. x: [N, D], stride elements between tokens.
@@ -347,9 +371,7 @@ KVRT_HOST_DEVICE inline void encode_channel_group(const PageCodec& c, const floa
                                                   EncodeCounters* counters) {
   if (c.out_per_mille > 0) return detail::encode_group_with_outliers(c, x, stride, group_idx, block, counters);
   const int first = group_idx * c.group;
-  detail::store_channel_params(c, x, stride, first, block, counters, [&](int d) {
-    return group_range(c.group, c.clip_alpha != 1.0f, [&](int t) { return detail::quiet(x[t * stride + d]); });
-  });
+  for (int d = 0; d < c.head_dim; ++d) detail::store_channel_params(c, x, stride, first, d, block, counters);
   for (int t = 0; t < c.group; ++t) detail::encode_codes(c, x + t * stride, first + t, {}, block);
 }
 

@@ -23,6 +23,24 @@ KVRT_DEVICE void load_stream(const std::uint8_t* p, std::uint32_t (&w)[N]) {
 #endif
 }
 
+/// N words to p, aligned as for load_stream.
+template <int N>
+KVRT_DEVICE void store_words(std::uint8_t* p, const std::uint32_t (&w)[N]) {
+  static_assert(N == 1 || N == 2 || N == 4, "one vector store");
+#if defined(__CUDACC__)
+  if constexpr (N == 4) {
+    *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+  } else if constexpr (N == 2) {
+    *reinterpret_cast<uint2*>(p) = make_uint2(w[0], w[1]);
+  } else {
+    *reinterpret_cast<std::uint32_t*>(p) = w[0];
+  }
+#else
+  executor::access(p, 4 * N, true);
+  std::memcpy(p, w, sizeof w);
+#endif
+}
+
 /// One word that neighbouring lanes read too: cached. p aligned to 4 bytes.
 KVRT_DEVICE std::uint32_t load_shared_word(const std::uint8_t* p) {
 #if defined(__CUDACC__)
@@ -57,6 +75,15 @@ KVRT_DEVICE void store(T* p, T value) {
   executor::access(p, sizeof(T), true);
 #endif
   *p = value;
+}
+
+/// *p += value, at once for all who see the memory. The order of additions is open: integers only.
+KVRT_DEVICE void atomic_add(std::int64_t* p, std::int64_t value) {
+#if defined(__CUDACC__)
+  atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(value));
+#else
+  __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+#endif
 }
 
 }  // namespace kvrt::cuda

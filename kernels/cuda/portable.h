@@ -16,6 +16,8 @@
 #define KVRT_DEVICE __device__ __forceinline__
 /// min_blocks: CTAs that must fit an SM, hence the register cap 65536 / (threads * min_blocks).
 #define KVRT_KERNEL(threads, min_blocks) __global__ void __launch_bounds__(threads, min_blocks)
+/// A kernel argument that is indexed: read where it was put, not copied.
+#define KVRT_GRID_CONSTANT __grid_constant__
 #define KVRT_UNROLL _Pragma("unroll")
 #define KVRT_PRAGMA(text) _Pragma(#text)
 #define KVRT_UNROLL_BY(n) KVRT_PRAGMA(unroll n)
@@ -25,6 +27,7 @@
 #include <functional>
 #define KVRT_DEVICE inline
 #define KVRT_KERNEL(threads, min_blocks) void
+#define KVRT_GRID_CONSTANT
 #define KVRT_UNROLL
 #define KVRT_UNROLL_BY(n)
 #define KVRT_SHARED(type, name) type& name = *static_cast<type*>(::kvrt::cuda::executor::shared(sizeof(type)))
@@ -49,6 +52,10 @@ void mma_f16(float c[4], const std::uint32_t a[4], const std::uint32_t b[2]);
 void mma_bf16(float c[4], const std::uint32_t a[4], const std::uint32_t b[2]);
 void access(const void* address, int bytes, bool is_store);  ///< checks alignment, counts bytes
 Status run(std::int64_t n_blocks, int n_threads, const std::function<void()>& kernel);
+/// The device that contexts find, and its memory: host memory, 0xFF at its start.
+bool has_code_for_device();
+void* allocate(std::size_t bytes);
+void release(void* memory);
 }  // namespace executor
 #endif
 

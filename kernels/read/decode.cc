@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/core/call.h"
+#include "kernels/read/decode_launch.h"
 #include "kernels/read/decode_step.h"
 #include "kernels/reference/reference.h"
 
@@ -27,10 +28,11 @@ Status check_attn(const Call& call, const kvrt_batch& batch, const kvrt_attn& at
   return {};
 }
 
-Status decode(const Call& call, const kvrt_batch& batch, const kvrt_attn* attn, const kvrt_pools& pools) {
+Status decode(const Call& call, const kvrt_batch& batch, const kvrt_attn* attn, const kvrt_pools& pools, void* stream) {
   if (batch.n_seqs == 0 || batch.row_offsets[batch.n_seqs] == batch.row_offsets[0]) return {};
   if (!attn) return Status(Code::kArgument, "attn is null");
   if (Status status = check_attn(call, batch, *attn); !status.ok()) return status;
+  if (call.on_device()) return keep_driver_error(*call.context, decode_on_device(call, batch, *attn, pools, stream));
   if (call.context->backend() == KVRT_BACKEND_CPU) return decode_step(call, batch, *attn, pools), Status();
   const std::int64_t heads = call.n_heads();
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
@@ -49,6 +51,6 @@ extern "C" kvrt_status kvrt_decode(const kvrt_context* context, int32_t layer, c
   return kvrt::guarded(err, [&]() -> kvrt::Status {
     kvrt::Call call;
     if (kvrt::Status status = kvrt::begin_call(context, layer, batch, pools, workspace, stream, &call); !status.ok()) return status;
-    return kvrt::decode(call, *batch, attn, *pools);
+    return kvrt::decode(call, *batch, attn, *pools, stream);
   });
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/core/device_layer.h"
 #include "kernels/core/status.h"
 #include "kernels/read/segment.h"
 
@@ -48,12 +49,17 @@ Status decode_cuda(const DecodeArgs& args, DecodeFamily k, DecodeFamily v, void*
 struct CombineArgs {
   Partial partials;                  ///< as written by decode
   const std::int64_t* first_chunk;   ///< [n_rows + 1]: chunks of row r are first_chunk[r] .. first_chunk[r + 1] - 1
-  std::int64_t n_rows;
+  std::int64_t n_rows;               ///< row r: sequence r / H, KV head r mod H
   int n_query_heads, head_dim;
-  int n_kv_heads;                    ///< H; sink_logit is indexed by r mod H
+  int n_kv_heads;                    ///< H
   const float* sink_logit;           ///< [H, G] learned logit of the denominator, natural units, or null
-  float* out;                        ///< [n_rows, G, D]; 0 where a row has no token
-  float* log_sum_exp;                ///< [n_rows, G] natural, or null
+  kvrt_rows_out out;                 ///< [sequences, H G, D]; 0 where a row has no token
+  float* log_sum_exp;                ///< [sequences, H G] natural, or null
+  float* mass;                       ///< [sequences, H G, KVRT_SEGMENTS] or null
+  // Of a context; null: chunks are of one kind, sequence s goes to row s of the outputs.
+  const DecodeChunk* chunks;         ///< segment mod 3 is a kvrt_segment
+  const DeviceLayer* layer;          ///< `had` of V is undone on the outputs of base pages; null: outputs are as stored
+  const DeviceSequence* sequences;   ///< outputs go to first_row of a sequence; those without a row are left alone
 };
 Status combine_cuda(const CombineArgs& args, void* stream);
 

@@ -2,6 +2,7 @@
 
 #include "kernels/core/call.h"
 #include "kernels/reference/reference.h"
+#include "kernels/write/append_launch.h"
 #include "kernels/write/append_sequence.h"
 
 namespace kvrt {
@@ -17,10 +18,11 @@ Status check_qkv(const Call& call, const kvrt_qkv& qkv) {
   return {};
 }
 
-Status append(const Call& call, const kvrt_batch& batch, const kvrt_qkv* qkv, const kvrt_pools& pools) {
+Status append(const Call& call, const kvrt_batch& batch, const kvrt_qkv* qkv, const kvrt_pools& pools, void* stream) {
   if (batch.n_seqs == 0 || batch.row_offsets[batch.n_seqs] == batch.row_offsets[0]) return {};
   if (!qkv) return Status(Code::kArgument, "qkv is null");
   if (Status status = check_qkv(call, *qkv); !status.ok()) return status;
+  if (call.on_device()) return keep_driver_error(*call.context, append_on_device(call, batch, *qkv, pools, stream));
   const std::int64_t heads = call.n_heads();
   const AppendPath* const path = call.context->append_path(*call.layer);
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
@@ -43,6 +45,6 @@ extern "C" kvrt_status kvrt_append(const kvrt_context* context, int32_t layer, c
   return kvrt::guarded(err, [&]() -> kvrt::Status {
     kvrt::Call call;
     if (kvrt::Status status = kvrt::begin_call(context, layer, batch, pools, workspace, stream, &call); !status.ok()) return status;
-    return kvrt::append(call, *batch, qkv, *pools);
+    return kvrt::append(call, *batch, qkv, *pools, stream);
   });
 }

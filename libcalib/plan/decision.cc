@@ -5,15 +5,16 @@
 namespace calib::plan {
 namespace {
 
-constexpr double kOutlierRatio = 6.0;  // a channel this far above the median widens every per-token range by that factor
 constexpr double kMeanRatio = 1.0;     // the mean holds as much energy as the variation
 
-/// Best allowed option of one side with fewer (or more) bytes than the choice, the other side and the window fixed.
+/// Best allowed option of one side with fewer (or more) bytes than the choice, the window fixed; the other side is fixed too, or
+/// follows under `same_kv`.
 std::optional<LayerOption> neighbour(const Candidates& c, std::size_t layer, Side side, const LayerOption& choice, bool cheaper) {
   std::optional<LayerOption> best;
   for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
-    if (!c.allowed(layer, side, s)) continue;
-    const LayerOption o = c.option(layer, side == Side::kK ? s : choice.k, side == Side::kV ? s : choice.v, choice.window);
+    const bool both = c.restrictions().same_kv;
+    if (!c.allowed(layer, side, s) || (both && !c.allowed(layer, side == Side::kK ? Side::kV : Side::kK, s))) continue;
+    const LayerOption o = c.option(layer, side == Side::kK || both ? s : choice.k, side == Side::kV || both ? s : choice.v, choice.window);
     if (cheaper) {
       if (o.bytes >= choice.bytes) continue;
       if (!best || o.score < best->score || (o.score == best->score && o.bytes < best->bytes)) best = o;
@@ -61,7 +62,16 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
   reasons.push_back({"score",
                      fmt::format("{} {:.3e} +- {:.1e}, {:.1f} % of the plan's sum", c.metric(), score, se, 100 * share),
                      {{"score", score}, {"se", se}, {"share", share}}});
+  const Restrictions& r = c.restrictions();
+  const bool tied = r.one_pair && !c.skipped(layer);
+  if (c.skipped(layer)) reasons.push_back({"restricted", "--skip-layers keeps this layer in bf16", {}});
+  if (tied) reasons.push_back({"restricted", "--one-pair: all layers share this choice", {}});
+  else if (r.same_kv && !c.skipped(layer)) reasons.push_back({"restricted", "--same-kv: K and V share this scheme", {}});
+  for (const auto& [excluded, why] : c.excluded())
+    if (!c.skipped(layer) && c.sens().valid[c.sens().schemes.size() * c.unit(layer, side) + excluded] && !c.allowed(layer, side, excluded) && !missing_on_arch(r.arch, c.scheme(excluded).format).empty())
+      reasons.push_back({"restricted", fmt::format("{} left out: {}", c.sens().schemes[excluded], why), {}});
   for (const bool cheaper : {true, false}) {
+    if (tied) break;
     const std::optional<LayerOption> o = neighbour(c, layer, side, choice, cheaper);
     if (!o) continue;
     const std::size_t other = side == Side::kK ? o->k : o->v;

@@ -20,10 +20,11 @@ struct SearchRequest {
   std::string limit_text;   ///< as the user wrote it, for the plan's request
   std::string metric;       ///< empty = first present
   Accounting accounting;    ///< sinks come from sens.h5
+  Restrictions restrictions;
   std::uint64_t seed = 0;   ///< of the random baseline
 };
 
-/// The plan without provenance. Constants come from sens.params. Throws as Candidates and search; kMismatch naming a unit whose
+/// The plan without provenance. Where 16 bit fits a byte limit and nothing forbids it, the plan is bf16 without tiers. Constants come from sens.params. Throws as Candidates and search; kMismatch naming a unit whose
 /// scheme needs constants that sens.h5 lacks.
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log = {});
 

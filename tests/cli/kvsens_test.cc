@@ -169,6 +169,45 @@ TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
   for (const char* part : {"kvquant4", "nuq4.channel.static.pre", "kvplan list presets"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
 }
 
+TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {
+  const std::string common = "kvsens drift --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --threads 1 --seed 1";
+  test::write_file(file("rows.ids"), [] {
+    std::string rows;
+    for (int row = 0; row < 8; ++row) {
+      for (int i = 0; i < 250; ++i) rows += std::to_string((i * 7 + row * 13) % 50 + 3) + " ";
+      rows += "\n";
+    }
+    return rows;
+  }());
+  const Outcome same = run(common + " --seq-len 64 --num-samples 8 --json");
+  EXPECT_EQ(same.exit_code, 0) << same.text;
+  EXPECT_NE(same.text.find("\"schema\""), std::string::npos);
+  EXPECT_NE(same.text.find("nothing can have drifted"), std::string::npos) << same.text;
+  const Outcome longer = run(common + " --seq-len 750 --num-samples 8");
+  EXPECT_EQ(longer.exit_code, 1) << longer.text;
+  for (const char* part : {"decision: recalibrate", "positions that the calibration never reached", "run kvcalib"}) EXPECT_NE(longer.text.find(part), std::string::npos) << longer.text;
+  const Outcome other = run("kvsens drift --model " + file("m") + " --data " + file("rows.ids") + " --stats " + file("stats.h5") + " --threads 1");
+  EXPECT_NE(other.text.find("psi"), std::string::npos) << other.text;
+  EXPECT_TRUE(other.exit_code == 0 || other.exit_code == 1) << other.text;
+}
+
+TEST_F(Kvsens, DriftMeasuresThePlanAgainstItsLimits) {
+  ASSERT_EQ(run("kvplan --uniform int8-token --stats " + file("stats.h5") + " -o " + file("good.json")).exit_code, 0);
+  std::string plan = test::read_file(file("good.json"));
+  const std::string common = "kvsens drift --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --seq-len 240 --num-samples 8 --threads 1 --plan ";
+  const Outcome good = run(common + file("good.json"));
+  EXPECT_EQ(good.exit_code, 0) << good.text;
+  for (const char* part : {"mean_kld", "ppl_ratio", "decision: "}) EXPECT_NE(good.text.find(part), std::string::npos) << good.text;
+  const std::size_t at = plan.find("\"kl_max\"");
+  ASSERT_NE(at, std::string::npos);
+  plan.replace(at, plan.find(',', at) - at, "\"kl_max\": 1e-12");
+  test::write_file(file("strict.json"), plan);
+  const Outcome strict = run(common + file("strict.json"));
+  EXPECT_EQ(strict.exit_code, 1) << strict.text;
+  EXPECT_NE(strict.text.find("decision: step_up"), std::string::npos) << strict.text;
+  EXPECT_NE(strict.text.find("the plan's limit is 1e-12"), std::string::npos) << strict.text;
+}
+
 TEST_F(Kvsens, DryRunWritesNothing) {
   const Outcome grid = run("kvsens " + inputs() + " --stats " + file("stats.h5") + " --dry-run -o " + file("dry.h5"));
   EXPECT_EQ(grid.exit_code, 0) << grid.text;
@@ -199,7 +238,9 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect("evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("no/such/e.json"), 3, "no/such");
   expect("--model " + file("absent") + " --data " + file("a.txt"), 3, "absent");
   expect("refine " + inputs(), 7, "refine");
-  expect("drift", 7, "drift");
+  expect("drift " + inputs(), 2, "--stats");
+  expect("drift " + inputs() + " --stats " + file("absent.h5"), 3, "absent.h5");
+  expect("drift " + inputs() + " --stats " + file("stats.h5"), 6, "too few");
 }
 
 }  // namespace

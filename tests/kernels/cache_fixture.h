@@ -9,12 +9,21 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/core/context.h"
 #include "kernels/core/plan_constants.h"
 #include "kernels/core/scheme.h"
 #include "kernels/kvrt.hpp"
 #include "libcalib/base/rng.h"
 
 namespace kvrt::testing {
+
+/// Backend of contexts that name none: the bodies of the tests run on any.
+#if defined(KVRT_TEST_BACKEND)
+inline constexpr kvrt_backend kTestBackend = KVRT_TEST_BACKEND;
+#else
+inline constexpr kvrt_backend kTestBackend = KVRT_BACKEND_DEFAULT;
+#endif
+inline constexpr bool kOnCuda = kTestBackend == KVRT_BACKEND_CUDA;
 
 /// Constants of a unit in the shape that its scheme asks for.
 struct UnitConstants {
@@ -66,7 +75,8 @@ struct CacheShape {
   std::string chan_perm = "natural", block_order;
   int n_seqs = 1, page_tokens = 64;
   int first_head = 0, n_heads = 0;  ///< of the context
-  kvrt_backend backend = KVRT_BACKEND_DEFAULT;
+  kvrt_backend backend = kTestBackend;
+  bool storage_only = false;        ///< formats that decode has no kernel for, too
 };
 
 class Cache {
@@ -87,13 +97,18 @@ class Cache {
     limits.max_batch = shape.n_seqs, limits.max_length = shape.max_length;
     limits.first_kv_head = shape.first_head, limits.n_kv_heads = shape.n_heads;
     const kvrt_device device = {shape.backend, 0};
-    status_ = ContextHandle::create(plan_, limits, &context_, &device);
+    if (shape.storage_only) {
+      storage_ = std::make_unique<kvrt_context>();
+      status_ = Context::make(plan_.get()->plan, device, limits, &storage_->context, Needs::kStorage);
+    } else {
+      status_ = ContextHandle::create(plan_, limits, &context_, &device);
+    }
     if (!status_.ok()) return;
     std::int64_t n[KVRT_SEGMENTS];
-    status_ = checked([&](kvrt_error* e) { return kvrt_pages_needed(context_.get(), kLayer, shape.max_length, n, e); });
+    status_ = checked([&](kvrt_error* e) { return kvrt_pages_needed(context(), kLayer, shape.max_length, n, e); });
     for (int i = 0; i < KVRT_SEGMENTS; ++i) per_seq_[i] = n[i];
     const std::int64_t exact = (n[KVRT_SINK] + n[KVRT_WINDOW]) * shape.n_seqs, base = n[KVRT_BASE] * shape.n_seqs;
-    if (status_.ok()) status_ = PoolMemory::allocate(context_, kLayer, exact + 1, base + 1, &memory_);
+    if (status_.ok()) status_ = PoolMemory::allocate(context(), kLayer, exact + 1, base + 1, &memory_);
     // Pages in no order, so that nothing works by accident of neighbourhood.
     calib::Rng rng(5);
     for (auto [ids, count] : {std::pair(&exact_ids_, exact), std::pair(&base_ids_, base)}) {
@@ -101,12 +116,12 @@ class Cache {
       std::iota(ids->begin(), ids->end(), 0);
       for (std::size_t i = ids->size(); i > 1; --i) std::swap((*ids)[i - 1], (*ids)[rng.below(i)]);
     }
-    workspace_.assign(static_cast<std::size_t>(kvrt_workspace_bytes(context_.get())), 0xFF);
+    workspace_.assign(static_cast<std::size_t>(kvrt_workspace_bytes(context())), 0xFF);
     lengths_.assign(static_cast<std::size_t>(shape.n_seqs), 0);
   }
 
   const Status& status() const { return status_; }
-  const kvrt_context* context() const { return context_.get(); }
+  const kvrt_context* context() const { return storage_ ? storage_.get() : context_.get(); }
   const kvrt_plan* plan() const { return plan_.get(); }
   const kvrt_pools& pools() const { return memory_.pools(); }
   std::vector<std::uint8_t>& bytes(bool exact, kvrt_side side) { return memory_.bytes(exact, side); }
@@ -206,6 +221,7 @@ class Cache {
   Status status_;
   PlanHandle plan_;
   ContextHandle context_;
+  std::unique_ptr<kvrt_context> storage_;
   PoolMemory memory_;
   std::vector<std::int32_t> exact_ids_, base_ids_;
   std::vector<std::uint8_t> workspace_;

@@ -32,9 +32,30 @@ TEST(Candidates, EveryAllowedPairOfEveryLayer) {
   const sens::SensResult sens = simple();
   const Candidates c(sens, Accounting{}, "");
   EXPECT_EQ(c.metric(), "fisher_vec");
-  const auto options = c.options({0, 1});
-  ASSERT_EQ(options.size(), 3u);
-  EXPECT_EQ(options[0].size(), 2u * 5 * 4);  // `pre` is for keys only
+  // Counted against all pairs: nothing that a group leaves out beats or equals what it keeps, and what it keeps is undominated.
+  const std::vector<LayerGroup> groups = c.groups({0, 1});
+  ASSERT_EQ(groups.size(), 3u);
+  for (const LayerGroup& group : groups) {
+    const std::size_t l = group.layers.at(0);
+    std::size_t n_pairs = 0;
+    OptionGroup all;
+    for (std::size_t w = 0; w < 2; ++w)
+      for (std::size_t k = 0; k < kSchemes.size(); ++k)
+        for (std::size_t v = 0; v < kSchemes.size(); ++v) {
+          if (!c.allowed(l, Side::kK, k) || !c.allowed(l, Side::kV, v)) continue;
+          ++n_pairs;
+          const LayerOption o = c.option(l, k, v, w);
+          all.push_back({o.bytes, o.score});
+          EXPECT_EQ(o.bytes, layer_bytes(sens.model.layers[l], c.scheme(k), c.scheme(v), sens.windows[w], c.accounting())) << kSchemes[k] << ':' << kSchemes[v];
+        }
+    EXPECT_EQ(n_pairs, 2u * 5 * 4);  // `pre` is for keys only
+    const std::vector<std::size_t> best = undominated(all);
+    ASSERT_EQ(group.options.size(), best.size());
+    for (std::size_t i = 0; i < best.size(); ++i) {
+      EXPECT_EQ(group.options[i].bytes, all[best[i]].bytes);
+      EXPECT_EQ(group.options[i].score, all[best[i]].score);
+    }
+  }
   const LayerOption o = c.option(1, 2, 1, 1);
   EXPECT_DOUBLE_EQ(o.score, (std::pow(4.0, -4) + std::pow(4.0, -8)) / 1.125);
   EXPECT_EQ(o.bytes, layer_bytes(sens.model.layers[1], c.scheme(2), c.scheme(1), 128, c.accounting()));
@@ -124,7 +145,7 @@ TEST(Candidates, EmptySetNamesTheLayer) {
   const sens::SensResult sens = simple();
   const Candidates c(sens, Accounting{}, "");
   try {
-    c.options({0}, [](std::size_t layer, Side side, std::size_t) { return layer != 2 || side != Side::kV; });
+    c.groups({0}, [](std::size_t layer, Side side, std::size_t) { return layer != 2 || side != Side::kV; });
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kInfeasible);

@@ -73,7 +73,7 @@ DeviceProblem::DeviceProblem(const testing::DecodeProblem& problem, int n_copies
   combine_.first_chunk = arrays_[upload(first_chunk)].as<std::int64_t>();
   combine_.n_rows = problem.n_rows() * n_copies;
   combine_.n_query_heads = decode_.n_query_heads, combine_.head_dim = decode_.head_dim, combine_.n_kv_heads = problem.spec().n_kv_heads;
-  combine_.out = allocate(static_cast<std::size_t>(combine_.n_rows) * heads * dim);
+  combine_.out.data = allocate(static_cast<std::size_t>(combine_.n_rows) * heads * dim);
   combine_.log_sum_exp = allocate(static_cast<std::size_t>(combine_.n_rows) * heads);
 }
 
@@ -94,7 +94,7 @@ testing::DecodeResult DeviceProblem::result() const {
   testing::DecodeResult result;
   result.out.resize(rows * heads * static_cast<std::size_t>(decode_.head_dim)), result.log_sum_exp.resize(rows * heads);
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  check(cudaMemcpy(result.out.data(), combine_.out, result.out.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  check(cudaMemcpy(result.out.data(), combine_.out.data, result.out.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
   check(cudaMemcpy(result.log_sum_exp.data(), combine_.log_sum_exp, result.log_sum_exp.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
   return result;
 }

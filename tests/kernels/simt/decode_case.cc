@@ -24,7 +24,7 @@ DecodeCase::Output DecodeCase::run(const Settings& settings) const {
   CombineArgs combine{};
   combine.partials = args.partials, combine.first_chunk = first_chunk().data(), combine.n_rows = n_rows();
   combine.n_query_heads = spec().n_query_heads, combine.head_dim = spec().head_dim, combine.n_kv_heads = spec().n_kv_heads;
-  combine.out = output.out.data(), combine.log_sum_exp = output.log_sum_exp.data();
+  combine.out.data = output.out.data(), combine.log_sum_exp = output.log_sum_exp.data();
   if (const Status s = combine_cuda(combine, nullptr); !s.ok() && output.error.empty()) output.error = s.text();
   return output;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -208,6 +209,7 @@ struct Launcher {
     if (g_executor == nullptr) return Status(Code::kInternal, "no executor");
     if (n_threads % cuda::kWarp != 0) return Status(Code::kInternal, "a block of " + std::to_string(n_threads) + " threads is not whole warps");
     const Settings& settings = g_executor->settings_;
+    if (g_executor->counts_.launches++ == settings.failing_launch) return Status(Code::kCuda, "kernel launch: unspecified launch failure (719)");
     std::mt19937_64 random(settings.seed);
     for (std::int64_t b = 0; b < n_blocks; ++b) {
       Block block(settings, static_cast<int>(b), n_threads);
@@ -220,6 +222,8 @@ struct Launcher {
     }
     return Status();
   }
+
+  static bool has_code() { return g_executor != nullptr && g_executor->settings_.has_code; }
 
   static void add_counts(const Block& block) {
     Counts& sum = g_executor->counts_;
@@ -286,6 +290,14 @@ void access(const void* address, int bytes, bool is_store) {
   }
   (is_store ? t_thread->counts.store_bytes : t_thread->counts.load_bytes) += bytes;
 }
+
+bool has_code_for_device() { return simt::Launcher::has_code(); }
+void* allocate(std::size_t bytes) {
+  void* const memory = std::malloc(bytes);
+  if (memory) std::memset(memory, 0xFF, bytes);
+  return memory;
+}
+void release(void* memory) { std::free(memory); }
 
 Status run(std::int64_t n_blocks, int n_threads, const std::function<void()>& kernel) { return simt::Launcher::run(n_blocks, n_threads, kernel); }
 
