@@ -6,7 +6,6 @@
 #include <set>
 
 #include "libcalib/base/rng.h"
-#include "libcalib/plan/plan.h"
 
 namespace calib::plan {
 namespace {

@@ -7,29 +7,15 @@
 #include <vector>
 
 #include "libcalib/plan/candidate.h"
+#include "libcalib/plan/plan.h"
 
 namespace calib::plan {
-
-struct Plan;
 
 /// One combination, predicted as the sum of its units' scores, and measured.
 struct JointRun {
   double predicted = 0;     ///< nats
   double kld = 0;           ///< measured mean KL, nats
   double ln_ppl_ratio = 0;  ///< measured ln of the perplexity ratio
-};
-
-/// Limits outside which predictions are `unreliable`.
-inline constexpr double kLeastSpearman = 0.8, kLeastSlope = 0.7, kLargestSlope = 1.5;
-
-/// measured KL = slope x predicted, ln PPL ratio = kappa x measured KL. Runs span decades, so both the slope and r2 are those of the
-/// logarithms: slope = exp(mean ln(measured / predicted)), r2 the share of the variance of ln measured that slope x predicted explains.
-struct JointFit {
-  std::size_t n_runs = 0;
-  double slope = 1, kappa = 1;
-  double r2 = 0, spearman = 0;
-  double worst_factor = 1;  ///< largest ratio of measured to slope x predicted, or of its inverse
-  bool reliable() const { return spearman >= kLeastSpearman && slope >= kLeastSlope && slope <= kLargestSlope; }
 };
 
 /// Requires: at least 3 runs, all predicted and measured numbers > 0.

@@ -21,24 +21,6 @@ UnitPlan make_unit(const kvrt::Scheme& scheme, Side side, const LayerGeometry& l
 
 std::string module_name(int layer) { return fmt::format("model.layers.{}.self_attn", layer); }
 
-/// Takes the fitted arrays of one unit out of sens.h5.
-quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGeometry& layer, Side side, const std::string& scheme) {
-  // Writers may pad the layer number.
-  const char* letter = side == Side::kK ? "k" : "v";
-  const std::string key = fmt::format("{}/{}/{}", layer.index, letter, scheme);
-  auto found = sens.params.find(key);
-  if (found == sens.params.end()) found = sens.params.find(fmt::format("{:02}/{}/{}", layer.index, letter, scheme));
-  if (found == sens.params.end())
-    fail(ErrorKind::kMismatch, fmt::format("layer {} {} {}", layer.index, side_name(side), scheme),
-         "the scheme needs constants, and sens.h5 has none under /params/{}; run kvsens again", key);
-  quant::SchemeParams params;
-  for (const sens::FittedArray& array : found->second) {
-    if (std::vector<float>* const values = params.find(array.what)) *values = array.values;
-    else fail(ErrorKind::kUnsupported, key, "array `{}` belongs to a scheme part that this build does not plan", array.what);
-  }
-  return params;
-}
-
 void fill_summary(Plan& plan, const Accounting& accounting) {
   Summary& s = plan.summary;
   s.elements = cache_elements(plan.model.layers, accounting);
@@ -74,13 +56,37 @@ std::string block_order(const kvrt::Scheme& scheme, Side side, const LayerGeomet
   return layer.llamacpp_adjacent_pairs && layer.rope_style == RopeStyle::kHalfSplit ? "adjacent" : "half_split";
 }
 
-Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
+quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGeometry& layer, Side side, const std::string& scheme) {
+  // Writers may pad the layer number.
+  const char* letter = side == Side::kK ? "k" : "v";
+  const std::string key = fmt::format("{}/{}/{}", layer.index, letter, scheme);
+  auto found = sens.params.find(key);
+  if (found == sens.params.end()) found = sens.params.find(fmt::format("{:02}/{}/{}", layer.index, letter, scheme));
+  if (found == sens.params.end())
+    fail(ErrorKind::kMismatch, fmt::format("layer {} {} {}", layer.index, side_name(side), scheme),
+         "the scheme needs constants, and sens.h5 has none under /params/{}; run kvsens again", key);
+  quant::SchemeParams params;
+  for (const sens::FittedArray& array : found->second) {
+    if (std::vector<float>* const values = params.find(array.what)) *values = array.values;
+    else fail(ErrorKind::kUnsupported, key, "array `{}` belongs to a scheme part that this build does not plan", array.what);
+  }
+  return params;
+}
+
+Candidates candidates_of(const sens::SensResult& sens, const SearchRequest& request, const LogSink& log) {
   Accounting accounting = request.accounting;
   accounting.sink_tokens = sens.n_sinks;
   for (const std::int64_t window : sens.windows) check_accounting(sens.model, window, accounting);
-  const Candidates candidates(sens, accounting, request.metric, log);
-  const Found found = search(candidates, request.limits);
+  return Candidates(sens, accounting, request.metric, log);
+}
 
+Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
+  const Candidates candidates = candidates_of(sens, request, log);
+  return plan_of(candidates, search(candidates, request.limits), evidence, request);
+}
+
+Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByLayer& evidence, const SearchRequest& request) {
+  const sens::SensResult& sens = candidates.sens();
   Plan plan;
   plan.model = sens.model;
   plan.sink_tokens = sens.n_sinks;
@@ -121,7 +127,7 @@ Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, 
 
   fill_summary(plan, candidates.accounting());
   CALIB_CHECK(plan.summary.bytes == found.bytes);
-  plan.summary.predicted = Prediction{candidates.metric(), found.score, found.se, candidates.metric_in_nats(), true};
+  plan.summary.predicted = Prediction{candidates.metric(), found.score, found.se, candidates.metric_in_nats(), true, {}};
   plan.summary.gap = found.solution.gap();
   plan.summary.proven = found.solution.proven;
   plan.frontier = frontier(candidates, request.limits.window_per_layer);

@@ -28,15 +28,10 @@ std::vector<Problem> problems_of(const Candidates& candidates, bool per_layer, b
 }
 
 Found found_of(const Candidates& candidates, const Problem& problem, const Solution& solution) {
-  Found found;
+  std::vector<LayerOption> choice;
+  for (std::size_t l = 0; l < problem.options.size(); ++l) choice.push_back(problem.options[l][solution.choice[l]]);
+  Found found = plan::found_of(candidates, std::move(choice));
   found.solution = solution;
-  for (std::size_t l = 0; l < problem.options.size(); ++l) {
-    const LayerOption& o = problem.options[l][solution.choice[l]];
-    found.choice.push_back(o);
-    found.bytes += o.bytes;
-    found.score += o.score;
-    found.se += candidates.standard_error(l, Side::kK, o.k, o.window) + candidates.standard_error(l, Side::kV, o.v, o.window);
-  }
   return found;
 }
 
@@ -153,6 +148,18 @@ Profile profile_of(const std::string& name) {
   if (name == "accuracy") return {16.0 / 3.0, 8.0, std::log(1.02)};
   if (name == "compact") return {16.0 / 6.0, 4.0, 0.05};  // mean KLD <= 0.05 is tighter than ln 1.10
   fail(ErrorKind::kUsage, "--profile " + name, "unknown profile; known: accuracy (8.0 to 5.33 effective bits), compact (4.0 to 2.67)");
+}
+
+Found found_of(const Candidates& candidates, std::vector<LayerOption> choice) {
+  Found found;
+  for (std::size_t l = 0; l < choice.size(); ++l) {
+    const LayerOption& o = choice[l];
+    found.bytes += o.bytes;
+    found.score += o.score;
+    found.se += candidates.standard_error(l, Side::kK, o.k, o.window) + candidates.standard_error(l, Side::kV, o.v, o.window);
+  }
+  found.choice = std::move(choice);
+  return found;
 }
 
 Found search(const Candidates& c, const Limits& limits) {

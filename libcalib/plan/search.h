@@ -29,6 +29,9 @@ struct Found {
   double limit_score = 0;           ///< what a score limit allowed; 0 without one
 };
 
+/// A choice that no search made: sums, without limits.
+Found found_of(const Candidates& candidates, std::vector<LayerOption> choice);
+
 /// Throws: kInfeasible with the least that is achievable and the cheapest change that would do, kUsage (a KL limit on a metric
 /// that is not in nats).
 Found search(const Candidates& candidates, const Limits& limits);
