@@ -140,6 +140,18 @@ TEST(DriverErrors, AreKeptWithTheirCodeAndEndTheContext) {
   EXPECT_TRUE(fresh.append(20).ok());
 }
 
+TEST(Devices, PoolsAreAlignedForVectors) {
+  Steps steps(CacheShape(), 20);
+  kvrt_pools pools = steps.cache.pools();
+  pools.base[KVRT_V].base = static_cast<std::uint8_t*>(pools.base[KVRT_V].base) + 8;
+  kvrt_qkv qkv = {};
+  qkv.k.data = qkv.v.data = steps.k.data(), qkv.k_frame = KVRT_PRE_ROPE;
+  const kvrt_workspace workspace = steps.cache.workspace();
+  kvrt_error err;
+  EXPECT_EQ(kvrt_append(steps.cache.context(), Cache::kLayer, &steps.cache.batch({20}), &qkv, &pools, &workspace, nullptr, &err), KVRT_E_ARGUMENT);
+  EXPECT_THAT(std::string(err.text), HasSubstr("layer 5 V int4.token.g: base and page_stride of the base pool must be multiples of 16"));
+}
+
 TEST(Devices, OneWithoutCodeIsNamedWithTheBuiltTargets) {  // bug class 20
   simt::Settings settings;
   settings.has_code = false;
