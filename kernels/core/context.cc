@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "kernels/core/device_tables.h"
+#include "kernels/core/isa.h"
 #include "kernels/page/verify_launch.h"
 #include "kernels/read/decode_launch.h"
 #include "kernels/read/decode_step.h"
@@ -68,8 +69,8 @@ Status choose_backend(const kvrt_device& device, kvrt_backend* out) {
     }
     return has_cuda() ? Status() : Status(Code::kUnsupported, "backend cuda is not in this build; it offers " + offered);
   }
-  // baseline, avx2, avx512: the names of fake_quant's vector paths.
-  const bool is_cpu = name == "cpu" || name == "baseline" || name == "avx2" || name == "avx512", is_cuda = name == "cuda" && has_cuda();
+  // baseline (neon), avx2, avx512: the names of fake_quant's vector paths.
+  const bool is_cpu = name == "cpu" || name == kBaselineName || name == "avx2" || name == "avx512", is_cuda = name == "cuda" && has_cuda();
   if (!is_cpu && !is_cuda && name != "ref") return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(name) + "'; this build offers " + offered);
   *out = is_cpu ? KVRT_BACKEND_CPU : is_cuda ? KVRT_BACKEND_CUDA : KVRT_BACKEND_REF;
   return {};

@@ -103,7 +103,9 @@ TEST(Abi, Unsupported) {
   shape.k = "int4.token.g.lowrank8";
   EXPECT_EQ(Cache(shape).status().code(), Code::kUnsupported);
   shape.k = "int4.token.g", shape.backend = KVRT_BACKEND_CUDA;
-  if (!kOnCuda) EXPECT_THAT(Cache(shape).status().text(), HasSubstr("backend cuda is not in this build; it offers ref and cpu"));
+  if (!kOnCuda) {
+    EXPECT_THAT(Cache(shape).status().text(), HasSubstr("backend cuda is not in this build; it offers ref and cpu"));
+  }
 }
 
 struct Reports {

@@ -202,8 +202,8 @@ void run_threads(Block& block, const std::function<void()>& kernel) {
 
 }  // namespace
 
-Executor::Executor(Settings settings) : settings_(settings) { g_executor = this; }
-Executor::~Executor() { g_executor = nullptr; }
+Executor::Executor(Settings settings) : settings_(settings), outer_(g_executor) { g_executor = this; }
+Executor::~Executor() { g_executor = outer_; }
 
 struct Launcher {
   static Status run(std::int64_t n_blocks, int n_threads, std::size_t shared_bytes, const std::function<void()>& kernel) {
