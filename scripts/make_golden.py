@@ -57,10 +57,10 @@ def fnv1a64(text):
     return h
 
 
-def fill(name, shape):
+def fill(name, shape, norm_base):
     if len(shape) == 1:
         rng = Rng.for_item(2, fnv1a64(name))
-        base = 0.0 if name.endswith(".bias") else 1.0
+        base = 0.0 if name.endswith(".bias") else norm_base
         return torch.tensor([base + 0.3 * rng.normal() for _ in range(shape[0])], dtype=torch.float32)
     rng = Rng.for_item(1, fnv1a64(name))
     scale = 1.0 if name == "model.embed_tokens.weight" else 1.0 / math.sqrt(shape[1])
@@ -83,7 +83,9 @@ def capture(model, ids, n_sample, n_logits):
     hooks = []
     for i, layer in enumerate(model.model.layers):
         source = getattr(layer.self_attn, "k_norm", None) or layer.self_attn.k_proj
-        hooks.append(source.register_forward_hook(lambda m, a, out, i=i: pre.__setitem__(i, out.reshape(len(ids), -1, head_dim))))
+        heads_first = config.model_type == "gemma3_text"  # its k_norm sees [1, H, T, D]
+        hooks.append(source.register_forward_hook(lambda m, a, out, i=i, turn=heads_first: pre.__setitem__(
+            i, (out.transpose(1, 2) if turn else out).reshape(len(ids), -1, head_dim))))
     with torch.no_grad():
         out = model(input_ids=torch.tensor([ids]), use_cache=True)
     for hook in hooks:
@@ -105,11 +107,12 @@ def capture(model, ids, n_sample, n_logits):
 
 
 def tiny(model_type, **changes):
-    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     classes = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM),
-               "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+               "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+               "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM)}
     config_class, model_class = classes[model_type]
     settings = dict(vocab_size=260, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
                     num_key_value_heads=2, rms_norm_eps=1e-6, max_position_embeddings=4096, tie_word_embeddings=False,
@@ -118,7 +121,7 @@ def tiny(model_type, **changes):
     model = model_class(config_class(**settings)).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(fill(name, list(parameter.shape)))
+            parameter.copy_(fill(name, list(parameter.shape), 0.0 if model_type == "gemma3" else 1.0))
     return model
 
 
@@ -136,6 +139,13 @@ def tiny_goldens():
         "qwen2": tiny("qwen2", use_sliding_window=False),
         "qwen3": tiny("qwen3", num_hidden_layers=3, head_dim=32),
     }
+    types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
+    gemma3 = dict(types, head_dim=16, query_pre_attn_scalar=16, tie_word_embeddings=True)
+    local = {"rope_type": "default", "rope_theta": 10000.0}
+    models["gemma3"] = tiny("gemma3", **gemma3, rope_parameters={
+        "sliding_attention": local, "full_attention": {"rope_type": "default", "rope_theta": 1e6}})
+    models["gemma3_rope_linear"] = tiny("gemma3", **{**gemma3, "query_pre_attn_scalar": 40}, rope_parameters={
+        "sliding_attention": local, "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}})
     rng = Rng(7)
     ids = [rng.below(260) for _ in range(80)]
     return {name: capture(model, ids, 48, 96) for name, model in models.items()}

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "kernels/core/device_tables.h"
+#include "kernels/core/isa.h"
 #include "kernels/page/verify_launch.h"
 #include "kernels/read/decode_launch.h"
 #include "kernels/read/decode_step.h"
@@ -68,8 +69,8 @@ Status choose_backend(const kvrt_device& device, kvrt_backend* out) {
     }
     return has_cuda() ? Status() : Status(Code::kUnsupported, "backend cuda is not in this build; it offers " + offered);
   }
-  // baseline, avx2, avx512: the names of fake_quant's vector paths.
-  const bool is_cpu = name == "cpu" || name == "baseline" || name == "avx2" || name == "avx512", is_cuda = name == "cuda" && has_cuda();
+  // baseline (neon), avx2, avx512: the names of fake_quant's vector paths.
+  const bool is_cpu = name == "cpu" || name == kBaselineName || name == "avx2" || name == "avx512", is_cuda = name == "cuda" && has_cuda();
   if (!is_cpu && !is_cuda && name != "ref") return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(name) + "'; this build offers " + offered);
   *out = is_cpu ? KVRT_BACKEND_CPU : is_cuda ? KVRT_BACKEND_CUDA : KVRT_BACKEND_REF;
   return {};
@@ -208,8 +209,12 @@ Status Context::add_layer(const LayerPlan& plan, Needs needs, LayerContext* laye
     if (layer->layout.head_dim > kMaxDeviceDim) {
       return Status(Code::kUnsupported, layer->units[KVRT_K].name + ": head_dim on cuda is at most " + std::to_string(kMaxDeviceDim) + ", got " + std::to_string(layer->layout.head_dim));
     }
-    layer->cuda = cuda_path(layer->units[KVRT_K].codecs[0], layer->units[KVRT_V].codecs[0], layer->units[KVRT_K].pre, layer->group);
+    layer->cuda = cuda_path(layer->units[KVRT_K].codecs[0], layer->units[KVRT_V].codecs[0], layer->units[KVRT_K].pre ? &layer->rope : nullptr);
     if (layer->cuda.path == KVRT_PATH_MISSING && needs == Needs::kAll) return Status(Code::kUnsupported, layer->units[layer->cuda.side].name + ": " + layer->cuda.reason);
+    if (layer->cuda.path == KVRT_PATH_TWO_PASS && !limits_.accept_two_pass && needs == Needs::kAll) {
+      return Status(Code::kUnsupported, "layer " + std::to_string(plan.index) + ": K " + plan.units[KVRT_K].text + " with V " + plan.units[KVRT_V].text +
+                                            " has no fused kernel; set accept_two_pass in the limits to run it in two passes");
+    }
     path = layer->cuda.path == KVRT_PATH_FUSED ? "fused" : layer->cuda.path == KVRT_PATH_TWO_PASS ? "two_pass" : "missing";
   }
   layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + (decode_path_.name ? std::string(" ") + decode_path_.name : "") + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +

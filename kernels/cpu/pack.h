@@ -23,6 +23,9 @@ KVRT_INLINE void store_bytes(std::uint8_t* p, F level) {
 #elif defined(__AVX2__)
   const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(reinterpret_cast<__m256i>(v)), _mm256_extracti128_si256(reinterpret_cast<__m256i>(v), 1));
   write_as(p, static_cast<std::int64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(halves, halves))));
+#elif defined(__ARM_NEON)
+  const uint16x4_t halves = vmovn_u32(reinterpret_cast<uint32x4_t>(v));
+  write_as(p, vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0));
 #else
   write_as(p, static_cast<std::uint32_t>(v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24));
 #endif
@@ -35,6 +38,8 @@ KVRT_INLINE void store_halves(std::uint8_t* p, I v) {
 #elif defined(__AVX2__)
   const __m256i low = _mm256_and_si256(reinterpret_cast<__m256i>(v), _mm256_set1_epi32(0xFFFF));
   write_as(p, _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+#elif defined(__ARM_NEON)
+  write_as(p, vmovn_u32(reinterpret_cast<uint32x4_t>(v)));
 #else
   const auto half = [&](int i) { return static_cast<std::uint64_t>(static_cast<std::uint32_t>(v[i]) & 0xFFFF) << 16 * i; };
   write_as(p, half(0) | half(1) | half(2) | half(3));

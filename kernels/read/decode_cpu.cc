@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "kernels/codec/page_codec.h"
+#include "kernels/core/isa.h"
 
 namespace kvrt {
 namespace {
@@ -32,7 +33,7 @@ void add_outliers(const PageCodec& codec, const std::uint8_t* block, int slot, i
 }
 
 std::vector<DecodeBackend> decode_backends() {
-  std::vector<DecodeBackend> backends = {{"baseline", attend_head_baseline}};
+  std::vector<DecodeBackend> backends = {{kBaselineName, attend_head_baseline}};
 #if defined(KVRT_X86_PATHS)
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (has_avx2) backends.push_back({"avx2", attend_head_avx2});

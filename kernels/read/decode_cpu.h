@@ -37,7 +37,7 @@ struct DecodeBackend {
   const char* name;
   AttendHead attend;
 };
-/// The vector paths that this build has and this CPU runs, widest last; the first is "baseline".
+/// The vector paths that this build has and this CPU runs, widest last; the first is kBaselineName.
 std::vector<DecodeBackend> decode_backends();
 /// The widest path, or the one named by KVRT_FORCE_ISA. Codes: kUnsupported if that is none of decode_backends().
 Status choose_decode_backend(DecodeBackend* out);

@@ -36,7 +36,7 @@ std::int64_t lay_out(const LayerContext& layer, const kvrt_limits& limits, std::
 /// Returns the pairs of sequence and head that are split.
 std::int64_t cut(const Call& call, const kvrt_batch& batch, const Pieces& p) {
   const LayerContext& layer = *call.layer;
-  const std::int64_t heads = call.n_heads(), limit = max_split(layer, call.context->limits());
+  const std::int64_t heads = call.n_heads(), limit = max_split(layer, call.context->limits()), shares = kSharesPerWorker * call.context->limits().n_workers;
   std::int64_t total = 0, n_split = 0;
   for (int s = 0; s < batch.n_seqs; ++s) {
     const Sequence sequence = sequence_of(batch, s);
@@ -46,7 +46,7 @@ std::int64_t cut(const Call& call, const kvrt_batch& batch, const Pieces& p) {
   for (int s = 0; s < batch.n_seqs; ++s) {
     const Sequence sequence = sequence_of(batch, s);
     const int n = sequence.n_rows ? ranges_of(layer, sequence).n : 0;
-    const bool split = n > 1 && n_split + heads <= limit && sequence.length() * limit > total;
+    const bool split = n > 1 && n_split + heads <= limit && sequence.length() * shares > total;
     p.slot[s] = split ? n_split : -1;
     n_split += split ? heads : 0;
     p.first[s + 1] = p.first[s] + (n == 0 ? 0 : split ? heads * n : heads);

@@ -61,7 +61,7 @@ KVRT_DEVICE void load_leaving_row(const AppendArgs& args, const Sequence& s, int
     const std::uint8_t* const block = block_of(exact_page(args, s, side, KVRT_WINDOW, slot), unit.exact_page, head);
     cuda::warp_barrier();
     for (int d = cuda::lane_index(); d < layer.head_dim; d += cuda::kWarp) {
-      rows.x[d] = decode_value(unit.exact, block, static_cast<int>(slot % kExactPageTokens), d);
+      rows.x[d] = decode_code(unit.exact, block, static_cast<int>(slot % kExactPageTokens), d);
     }
   }
   cuda::warp_barrier();

@@ -1,5 +1,6 @@
 #include "kernels/write/append_path.h"
 
+#include "kernels/core/isa.h"
 #include "kernels/read/decode_cpu.h"
 
 namespace kvrt {
@@ -7,7 +8,7 @@ namespace kvrt {
 bool has_vector_encoder(const FakeQuantJob& job) {
   const Format f = job.scheme.format;
   // Entries of a plan's codebook may be equal, and then an entry does not tell its code.
-  return !is_llamacpp_block(f) && !is_fp4(f) && job.scheme.outlier_per_mille == 0 && !(is_nuq(f) && job.ef_u);
+  return !is_llamacpp_block(f) && !is_fp4(f) && !(is_nuq(f) && job.ef_u);
 }
 
 std::vector<AppendPath> append_paths() {

@@ -126,10 +126,14 @@ static void encode_rows(const FakeQuantJob& job, const StaticGrids& grids, const
   run.ranged = run.rows;
   if (job.ef_u) run.ef_u = job.ef_u + head * (d * (d + 1) / 2), run.ef_order = job.ef_order + head * d;
   for (int t = 0; t < n; ++t) to_frame(&run, head, x + t * d, run.rows + t * d);
+  std::uint16_t picks[kMaxGroupOutliers];
+  float rests[kMaxGroupOutliers];
+  if (job.scheme.outlier_per_mille > 0) pick_outliers(&run, slot, picks, rests);
   find_codes(&run);
   store_params(run, c, slot, block, bytes);
   if (is_exact(c.format)) store_exact_rows(run, c, slot, block, bytes);
   else store_code_rows(run, c, slot, block, bytes);
+  if (job.scheme.outlier_per_mille > 0) store_outlier_entries(c, slot, n, picks, rests, run.n_picks, block, counters);
   counters->non_finite += run.counts.non_finite.total();
   counters->saturated += run.counts.saturated.total();
   counters->floored += run.counts.floored.total();

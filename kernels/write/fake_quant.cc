@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/codec/page_codec.h"
+#include "kernels/core/isa.h"
 #include "kernels/write/fake_quant_job.h"
 
 namespace kvrt {
@@ -221,7 +222,7 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
 }
 
 std::vector<FakeQuantBackend> fake_quant_backends() {
-  std::vector<FakeQuantBackend> backends = {{"baseline", fake_quant_run_baseline}};
+  std::vector<FakeQuantBackend> backends = {{kBaselineName, fake_quant_run_baseline}};
 #if defined(KVRT_X86_PATHS)
   if (__builtin_cpu_supports("avx2")) backends.push_back({"avx2", fake_quant_run_avx2});
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

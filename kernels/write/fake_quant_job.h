@@ -73,7 +73,7 @@ struct FakeQuantBackend {
   const char* name;
   FakeQuantRun run;
 };
-/// The vector paths that this build has and this CPU runs, widest last; the first is "baseline".
+/// The vector paths that this build has and this CPU runs, widest last; the first is kBaselineName.
 std::vector<FakeQuantBackend> fake_quant_backends();
 
 /// Checks the call and resolves it. Codes: kArgument naming the argument, kUnsupported naming the part of the scheme.

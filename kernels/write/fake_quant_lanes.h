@@ -77,6 +77,15 @@ static void round_trip(Run* run) {
   }
 }
 
+/// Finds the outliers of rows that are in the frame, tokens from number `first` on.
+static void pick_outliers(Run* run, std::int64_t first, std::uint16_t* picks, float* rests) {
+  run->ranged = run->lanes + (run->ef_u ? 4 * kMaxLanes * run->d : 0);
+  const FoundOutliers found = find_outliers(*run->job, run->grids, run->rows, first, run->n, run->ranged, picks);
+  run->picks = picks, run->rests = rests, run->n_picks = found.n;
+  for (int i = 0; i < found.n; ++i) rests[i] = run->rows[picks[i]];
+  run->counts.saturated.single -= found.n_beyond;
+}
+
 /// Adds what the entries of outliers hold.
 static void restore_outliers(Run* run) {
   for (int i = 0; i < run->n_picks; ++i) {
@@ -100,13 +109,7 @@ static void fake_quant_run(const FakeQuantJob& job, const StaticGrids& grids, in
   for (int t = 0; t < n; ++t) to_frame(&run, head, job.x + (first + t) * job.x_stride + head * d, scratch + t * d);
   std::uint16_t picks[kMaxGroupOutliers];
   float rests[kMaxGroupOutliers];
-  if (job.scheme.outlier_per_mille > 0) {
-    run.ranged = run.lanes + (job.ef_u ? 4 * kMaxLanes * d : 0);
-    const FoundOutliers found = find_outliers(job, grids, run.rows, first, n, run.ranged, picks);
-    run.picks = picks, run.rests = rests, run.n_picks = found.n;
-    for (int i = 0; i < found.n; ++i) rests[i] = run.rows[picks[i]];
-    run.counts.saturated.single -= found.n_beyond;
-  }
+  if (job.scheme.outlier_per_mille > 0) pick_outliers(&run, first, picks, rests);
   round_trip(&run);
   restore_outliers(&run);
   for (int t = 0; t < n; ++t) from_frame(&run, head, scratch + t * d, job.out + (first + t) * job.out_stride + head * d);

@@ -54,4 +54,22 @@ FoundOutliers find_outliers(const FakeQuantJob& job, const StaticGrids& grids, c
   return all;
 }
 
+void store_outlier_entries(const PageCodec& c, int slot, int n, const std::uint16_t* picks, float* rests, int n_picks, std::uint8_t* block,
+                           EncodeCounters* counters) {
+  const bool by_channel = c.granularity == Granularity::kChannel;
+  const int k = token_outliers(c.out_per_mille, c.head_dim);
+  const int before = by_channel ? group_outliers_before(c.out_per_mille, c.group, c.head_dim, slot / c.group) : 0;
+  std::uint8_t* const starts = block + c.outliers;
+  for (int t = 0, at = 0; t < n; ++t) {
+    if (by_channel && t % 16 == 0) store_le16(starts + 2 * ((slot + t) / 16), static_cast<std::uint16_t>(before + at));
+    std::uint16_t channels[kMaxOutlierDim];
+    int found = 0;
+    for (; at + found < n_picks && picks[at + found] / c.head_dim == t; ++found) channels[found] = static_cast<std::uint16_t>(picks[at + found] % c.head_dim);
+    std::uint8_t* const entries = by_channel ? starts + kOutlierStarts + 4 * (before + at) : starts + 4 * (std::int64_t{slot} + t) * k;
+    detail::store_outliers(c, slot + t, {channels, rests + at, found}, block, entries, counters);
+    for (int i = found; !by_channel && i < k; ++i) store_outlier(entries + 4 * i, (slot + t) * c.head_dim, 0);
+    at += found;
+  }
+}
+
 }  // namespace kvrt

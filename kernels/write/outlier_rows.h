@@ -1,5 +1,5 @@
 #pragma once
-// Outliers of one run of fake_quant's vector paths, found by the functions of codec/outlier.h. Not inline: the vector paths are compiled
+// Outliers of one run of the vector paths of fake_quant and append, found by the functions of codec/outlier.h. Not inline: the vector paths are compiled
 // several times and may not share inline functions.
 
 #include <cstdint>
@@ -17,5 +17,10 @@ struct FoundOutliers {
 /// kMaxGroupOutliers. kept: [n, D] out, what ranges are taken from: the rows with their outliers moved into the range of the rest.
 FoundOutliers find_outliers(const FakeQuantJob& job, const StaticGrids& grids, const float* rows, std::int64_t first, int n, float* kept,
                             std::uint16_t* picks);
+
+/// Writes the entries of slots [slot, slot + n), whose codes are in the block; n = N for channel groups. picks, rests: [n_picks], of
+/// find_outliers(), and what was to be coded there.
+void store_outlier_entries(const PageCodec& codec, int slot, int n, const std::uint16_t* picks, float* rests, int n_picks, std::uint8_t* block,
+                           EncodeCounters* counters);
 
 }  // namespace kvrt

@@ -8,16 +8,6 @@
 namespace calib::quant {
 namespace {
 
-/// Preset whose definition needs more than one scheme pair: known by name, refused by name.
-struct NamedOnly {
-  const char* name;
-  const char* reason;
-};
-constexpr NamedOnly kNamedOnly[] = {
-    {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
-    {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
-};
-
 std::vector<Preset> make_presets() {
   std::vector<Preset> list = {
       {"bf16", "bf16", "bf16", 4, 128, ""},
@@ -53,14 +43,14 @@ std::vector<Preset> make_presets() {
 std::string known_names() {
   std::string text;
   for (const Preset& p : presets()) text += (text.empty() ? "" : ", ") + p.name;
-  for (const NamedOnly& n : kNamedOnly) text += std::string(", ") + n.name;
+  for (const NamedOnly& n : presets_by_name_only()) text += std::string(", ") + n.name;
   return text;
 }
 
 const Preset* find_preset(const std::string& name) {
   for (const Preset& p : presets())
     if (p.name == name) return &p;
-  for (const NamedOnly& n : kNamedOnly)
+  for (const NamedOnly& n : presets_by_name_only())
     if (name == n.name) fail(ErrorKind::kUnsupported, name, "this preset {}", n.reason);
   return nullptr;
 }
@@ -139,6 +129,14 @@ void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side s
 
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> list = make_presets();
+  return list;
+}
+
+const std::vector<NamedOnly>& presets_by_name_only() {
+  static const std::vector<NamedOnly> list = {
+      {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
+      {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
+  };
   return list;
 }
 

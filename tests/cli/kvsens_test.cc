@@ -129,6 +129,26 @@ TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
   }
 }
 
+// The runtime has no sliding windows yet: named, not measured as if there were none.
+TEST_F(Kvsens, SlidingWindowsInThePackedCacheAreRefused) {
+  test::write_hf_folder(test::make_tiny_model("m-gemma3"), file("gemma"));
+  const std::string call = "kvsens evaluate " + inputs("gemma") + " --uniform int4.token.g:int4.token.g -o " + file("gemma.json");
+  const Outcome packed = run(call + " --backend kvrt");
+  EXPECT_EQ(packed.exit_code, 7) << packed.text;
+  EXPECT_NE(packed.text.find("layer 0 K int4.token.g: a sliding window (8 keys) is not offered"), std::string::npos) << packed.text;
+  EXPECT_FALSE(exists("gemma.json"));
+  const Outcome fake = run(call);
+  EXPECT_EQ(fake.exit_code, 0) << fake.text;
+  EXPECT_NE(fake.text.find("sets no BOS"), std::string::npos) << fake.text;
+  // Windows of text that end within the model's tell nothing of what comes after: SN-05.
+  test::TinyModel wide = test::make_tiny_model("m-gemma3");
+  wide.sliding_window = 256;
+  test::write_hf_folder(wide, file("wide"));
+  const Outcome blind = run("kvsens evaluate " + inputs("wide") + " --uniform int4.token.g:int4.token.g -o " + file("wide.json"));
+  EXPECT_EQ(blind.exit_code, 0) << blind.text;
+  EXPECT_NE(blind.text.find("late positions are untested"), std::string::npos) << blind.text;
+}
+
 // A cache of which nothing is coded would measure as free.
 TEST_F(Kvsens, TextThatNothingOfWouldBeCodedIsRefused) {
   const std::string common = inputs() + " --stats " + file("stats.h5");

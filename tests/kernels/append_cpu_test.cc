@@ -96,7 +96,10 @@ const char* const kKeySchemes[] = {
     "q8_0.had", "nuq4.token.g", "nuq3.token.g", "nuq3.channel.static.pre", "nuq2.token.g", "nuq4.token.g.ef", "lm4.token.g.had", "lm3.token.g", "lm3.token.g32",
     "lm2.token.g.had", "nvfp4", "mxfp4", "int4.token.g32.center.had", "int4.token.g32.pre.center", "int4.token.g.smooth", "int4.token.g.pre.center.smooth",
     "int4.token.g32.ef", "int3.channel.g64.pre.ef", "sint4.token.g.ef", "lm3.token.g.ef", "int4.channel.static.pre.ef", "int8.token.g.had",
-    "int3.channel.g32.center.had"};
+    "int3.channel.g32.center.had", "int4.token.g32.clip", "int3.channel.g64.pre.clip", "sint4.token.g.clip", "nuq4.token.g.clip",
+    "int4.token.g8.pre.pair", "int4.channel.g64.pre.pair", "int3.channel.g64.pre.out1", "int4.token.g32.out1", "int2.channel.g32.out2",
+    "int4.channel.static.pre.out1", "nuq3.token.g.out1", "nuq3.channel.static.pre.out1", "int4.token.g32.out1.ef", "int3.channel.g64.pre.out1.ef",
+    "int3.token.g64.out0.5", "int3.channel.g64.pre.clip.out1.pair"};
 
 class AppendCpu : public ::testing::TestWithParam<const char*> {};
 

@@ -76,7 +76,7 @@ struct CacheShape {
   int n_seqs = 1, page_tokens = 64;
   int first_head = 0, n_heads = 0;  ///< of the context
   kvrt_backend backend = kTestBackend;
-  bool storage_only = false;        ///< formats that decode has no kernel for, too
+  bool storage_only = kOnCuda;      ///< formats that decode has no kernel for, too
 };
 
 class Cache {

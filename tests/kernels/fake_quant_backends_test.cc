@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 
+#include "kernels/core/isa.h"
 #include "tests/kernels/fake_quant_fixture.h"
 
 namespace kvrt {
@@ -143,7 +144,7 @@ TEST(FakeQuant, TheForcedBackendIsTakenAndAnUnknownOneRefused) {
   Call call("int4.token.g", 16, 1, 64);
   call.fill_normal(1);
   const std::vector<float> expected = call.run();
-  for (const char* name : {"ref", "baseline"}) {
+  for (const char* name : {"ref", kBaselineName}) {
     setenv("KVRT_FORCE_BACKEND", name, 1);
     expect_same_bits(call.run(), expected, name);
   }
