@@ -183,7 +183,7 @@ TEST(FakeQuantQuality, ZerosComeBackAsZerosAndSubnormalsStayFinite) {
     Call call(scheme, 64, 2, 64);
     for (const float v : call.run()) ASSERT_EQ(v, 0.0f) << scheme;
     call.fill_normal(3);
-    for (std::size_t t = 0; t < 64; ++t) call.x[t * 128 + 5] = 0;      // a channel of zeros
+    for (std::size_t t = 0; t < 64; ++t) call.x[t * 128 + 5] = call.x[t * 128 + 37] = 0;  // a RoPE pair of zeros
     for (std::size_t c = 0; c < 128; ++c) call.x[7 * 128 + c] = 0;     // a token of zeros
     const std::vector<float> out = call.run();
     const bool by_channel = call.scheme.granularity == Granularity::kChannel;
