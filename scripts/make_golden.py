@@ -63,7 +63,8 @@ def fill(name, shape, norm_base):
         base = 0.0 if name.endswith(".bias") else norm_base
         return torch.tensor([base + 0.3 * rng.normal() for _ in range(shape[0])], dtype=torch.float32)
     rng = Rng.for_item(1, fnv1a64(name))
-    scale = 1.0 if name == "model.embed_tokens.weight" else 1.0 / math.sqrt(shape[1])
+    unit = name == "model.embed_tokens.weight" and norm_base != 0.0  # as tests/support/tiny_models.cc
+    scale = 1.0 if unit else 1.0 / math.sqrt(shape[1])
     values = [rng.normal() * scale for _ in range(shape[0] * shape[1])]
     return torch.tensor(values, dtype=torch.float64).to(torch.float32).reshape(shape)
 

@@ -24,7 +24,7 @@ constexpr Families kFamilies[] = {
     {"int3.channel.g64", "int3.channel.g64"}, {"int2.token.g32", "int2.token.g32"},       {"int2.channel.g32", "int2.channel.g32"},
     {"sint8.token.g", "sint8.token.g"},       {"sint8.tensor", "sint4.token.g16"},        {"sint4.token.g32", "sint4.tensor"},
     {"nuq4.token.g", "nuq4.token.g"},         {"nuq4.channel.static", "lm4.token.g"},     {"lm4.token.g64", "int4.token.g8"},
-    {"nuq3.channel.static", "nuq3.token.g32"}, {"lm3.token.g", "lm2.token.g"},            {"nuq3.token.g", "nuq2.token.g"},
+    {"nuq3.channel.static", "nuq3.token.g"}, {"lm3.token.g", "lm2.token.g"},            {"nuq3.token.g", "nuq2.token.g"},
     {"int8.channel.static", "int8.channel.g32"}, {"int3.tensor", "int3.channel.static"},
 };
 
