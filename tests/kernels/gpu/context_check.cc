@@ -70,10 +70,12 @@ class Memory {
 /// Constants of a scheme that the specs use: mean, thresholds.
 struct Constants {
   std::vector<float> mean, lo, hi;
+  std::string chan_perm;
   kvrt_unit_view view(const char* scheme, int heads, int width) {
     kvrt_unit_view u = {};
     u.scheme = scheme;
     const std::string text = scheme;
+    if (text.find(".pre") != std::string::npos) chan_perm = "spread" + std::to_string(width / 2), u.chan_perm = chan_perm.c_str();
     if (text.find(".center") != std::string::npos) mean = rows_of(77, std::int64_t{heads} * width), u.mean = mean.data();
     const std::size_t n = text.find(".channel.static") != std::string::npos ? static_cast<std::size_t>(heads * width) : text.find(".head") != std::string::npos ? static_cast<std::size_t>(heads) : 0;
     lo.assign(n, -4.0f), hi.assign(n, 4.0f);
