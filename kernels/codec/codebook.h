@@ -76,6 +76,7 @@ KVRT_HOST_DEVICE inline float sum_of_lanes(int n, Value value) {
 template <class CodeOf>
 KVRT_HOST_DEVICE inline void pack_codebook_cell3(int n, int cell, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
   std::uint32_t low[2] = {0, 0}, high = 0;
+  KVRT_ROLLED
   for (int c = 0; c < 32 && 32 * cell + c < n; ++c) {
     const std::uint32_t v = code(32 * cell + c), bits = (v & 3u) << (2 * (c % 16));
     if (c < 16) low[0] |= bits;

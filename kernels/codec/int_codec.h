@@ -54,6 +54,7 @@ template <class CodeOf>
 KVRT_HOST_DEVICE inline void pack_row_piece(int bits, int n, int piece, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
   if (bits == 3) {
     std::uint8_t codes[32];
+    KVRT_ROLLED
     for (int i = 0; i < 32; ++i) codes[i] = piece * 32 + i < n ? code(piece * 32 + i) : std::uint8_t{0};
     std::uint32_t words[3];
     pack_cell3(codes, words);
@@ -64,6 +65,7 @@ KVRT_HOST_DEVICE inline void pack_row_piece(int bits, int n, int piece, CodeOf c
   }
   const int per_word = 32 / bits;
   std::uint32_t word = 0;
+  KVRT_ROLLED
   for (int i = 0; i < per_word && piece * per_word + i < n; ++i) word |= static_cast<std::uint32_t>(code(piece * per_word + i)) << (bits * i);
   store_le32(row + 4 * piece, word);
 }

@@ -2,23 +2,32 @@
 
 namespace kvrt {
 
-CudaPath cuda_path(const PageCodec& k, const PageCodec& v, bool pre, int group) {
+CudaPath cuda_path(const PageCodec& k, const PageCodec& v, const RopeTables* rope) {
   CudaPath out;
   const auto missing = [&](kvrt_side side, std::string reason) {
     out.side = side, out.reason = std::move(reason);
     return out;
   };
-  if (pre) return missing(KVRT_K, "decode on cuda has no kernel for keys before RoPE");
   std::string reason;
-  if (!decode_family(k, &out.k, &reason)) return missing(KVRT_K, reason);
-  if (!decode_family(v, &out.v, &reason)) return missing(KVRT_V, reason);
-  using F = DecodeFamily;
-  const bool has_pair = (out.k == out.v) || (out.k == F::kI8 && out.v == F::kI4);
-  if (!has_pair) return missing(KVRT_V, "decode on cuda has no kernel for this pair of formats");
-  if (k.head_dim != 64 && k.head_dim != 128) return missing(KVRT_K, "decode on cuda has head_dim 64 and 128, not " + std::to_string(k.head_dim));
-  if (group > 16) return missing(KVRT_K, "decode on cuda has up to 16 query heads a KV head, not " + std::to_string(group));
-  out.path = KVRT_PATH_FUSED;
+  if (!decode_family(k, &out.unit.k, &reason)) return missing(KVRT_K, reason);
+  if (!decode_family(v, &out.unit.v, &reason)) return missing(KVRT_V, reason);
+  if (rope && !key_pairs(k, *rope, &out.unit.pairs, &reason)) return missing(KVRT_K, reason);
+  out.unit.head_dim = k.head_dim;
+  if (!choose_decode_path(out.unit, &out.decode, &reason)) return missing(KVRT_K, reason);
+  out.path = out.decode == DecodePath::kFused ? KVRT_PATH_FUSED : KVRT_PATH_TWO_PASS;
   return out;
+}
+
+CudaPath cuda_path(const LayerPlan& layer) {
+  PageCodec codecs[KVRT_SIDES];
+  for (const kvrt_side side : {KVRT_K, KVRT_V}) {
+    const Scheme& scheme = layer.units[side].scheme;
+    codecs[side] = make_page_codec(scheme, code_bits(scheme.format), layer.layout.head_dim, layer.layout.page_tokens);
+    codecs[side].spread = layer.units[side].spread;
+  }
+  RopeTables rope;
+  rope.n_pairs = layer.rotary_dim / 2, rope.interleaved = layer.rope_style == KVRT_ROPE_INTERLEAVED;
+  return cuda_path(codecs[KVRT_K], codecs[KVRT_V], layer.units[KVRT_K].scheme.pre ? &rope : nullptr);
 }
 
 }  // namespace kvrt

@@ -3,19 +3,22 @@
 
 #include <string>
 
-#include "kernels/kvrt.h"
+#include "kernels/core/plan.h"
 #include "kernels/read/decode_cuda.h"
 
 namespace kvrt {
 
 struct CudaPath {
   kvrt_path path = KVRT_PATH_MISSING;
-  DecodeFamily k = DecodeFamily::kB16, v = DecodeFamily::kB16;
+  DecodeUnit unit = {};
+  DecodePath decode = DecodePath::kFused;
   std::string reason;  ///< of a missing path
   kvrt_side side = KVRT_K;  ///< that the reason is about
 };
 
-/// codecs: of base pages. group: query heads a KV head.
-CudaPath cuda_path(const PageCodec& k, const PageCodec& v, bool pre, int group);
+/// codecs: of base pages. rope: of keys before RoPE, else null.
+CudaPath cuda_path(const PageCodec& k, const PageCodec& v, const RopeTables* rope);
+/// The same before a context exists.
+CudaPath cuda_path(const LayerPlan& layer);
 
 }  // namespace kvrt

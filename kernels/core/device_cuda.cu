@@ -19,7 +19,7 @@ Status no_code(int index, const std::string& name) {
 #if defined(__CUDACC__)
 Status cuda_status(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return {};
-  cudaGetLastError();  // an error that is not sticky in the driver is taken here
+  static_cast<void>(cudaGetLastError());  // an error that is not sticky in the driver is taken here
   return Status(Code::kCuda, std::string(call) + ": " + cudaGetErrorString(error) + " (" + std::to_string(static_cast<int>(error)) + ")");
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/read/prepare_cuda.h"
 #include "kernels/read/stream_cuda.h"
 #include "kernels/write/append_cuda.h"
+#include "kernels/write/fake_quant_cuda.h"
 
 namespace kvrt {
 namespace {
@@ -27,8 +28,9 @@ Status upload_small_cuda(const UploadArgs<kSmallUpload>&, void*) { return refuse
 Status upload_large_cuda(const UploadArgs<kLargeUpload>&, void*) { return refuse("memory"); }
 Status append_cuda(const AppendArgs&, const AppendWork&, void*) { return refuse("append"); }
 Status flush_cuda(const AppendArgs&, void*) { return refuse("flush"); }
+Status fake_quant_cuda(const DeviceFakeQuantArgs&, void*) { return refuse("fake_quant"); }
 Status prepare_cuda(const PrepareArgs&, void*) { return refuse("rotate_q"); }
-Status decode_cuda(const DecodeArgs&, DecodeFamily, DecodeFamily, void*) { return refuse("decode"); }
+Status decode_cuda(const DecodeArgs&, const DecodeUnit&, DecodePath, void*) { return refuse("decode"); }
 Status combine_cuda(const CombineArgs&, void*) { return refuse("combine"); }
 Status gather_cuda(const GatherArgs&, void*) { return refuse("gather"); }
 Status copy_cuda(const CopyArgs&, void*) { return refuse("copy"); }

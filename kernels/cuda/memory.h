@@ -55,11 +55,52 @@ KVRT_DEVICE std::uint32_t load_shared_word(const std::uint8_t* p) {
 #endif
 }
 
+/// 16 bits that neighbouring lanes read too: cached. p aligned to 2 bytes.
+KVRT_DEVICE std::uint32_t load_shared_half(const std::uint8_t* p) {
+#if defined(__CUDACC__)
+  std::uint16_t h;
+  asm("ld.global.nc.u16 %0, [%1];" : "=h"(h) : "l"(p));
+  return h;
+#else
+  executor::access(p, 2, false);
+  std::uint16_t h;
+  std::memcpy(&h, p, sizeof h);
+  return h;
+#endif
+}
+
+/// 4 floats at p, aligned to 16 bytes: what another kernel reads or wrote.
+KVRT_DEVICE void store_floats(float* p, const float (&w)[4]) {
+#if defined(__CUDACC__)
+  *reinterpret_cast<float4*>(p) = make_float4(w[0], w[1], w[2], w[3]);
+#else
+  executor::access(p, 16, true);
+  std::memcpy(p, w, sizeof w);
+#endif
+}
+KVRT_DEVICE void load_floats(const float* p, float (&w)[4]) {
+#if defined(__CUDACC__)
+  const float4 v = *reinterpret_cast<const float4*>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+#else
+  executor::access(p, 16, false);
+  std::memcpy(w, p, sizeof w);
+#endif
+}
+
 /// A value in shared memory, read at every call: the compiler may not keep it in a register from one call to the next.
 template <class T>
 KVRT_DEVICE T reread(const T& shared) {
   return *static_cast<const volatile T*>(&shared);
 }
+
+/// Words of shared memory that one instruction moves.
+struct alignas(16) Words4 {
+  std::uint32_t x, y, z, w;
+};
+struct alignas(8) Words2 {
+  std::uint32_t x, y;
+};
 
 /// One element of an array in global memory.
 template <class T>

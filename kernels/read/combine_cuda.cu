@@ -32,7 +32,7 @@ KVRT_DEVICE float merge_channel(const CombineArgs& args, std::int64_t begin, std
   return o;
 }
 
-KVRT_KERNEL(kThreads, 8) combine_kernel(const CombineArgs args) {
+KVRT_KERNEL(kThreads, 4) combine_kernel(const CombineArgs args) {
   KVRT_SHARED(Shared, shared);
   const int heads = args.n_query_heads, dim = args.head_dim;
   const std::int64_t item = cuda::block_index(), row = item / heads;

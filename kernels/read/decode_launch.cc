@@ -24,8 +24,15 @@ struct Arrays {
   std::int64_t* first_chunk;
   float* queries;
   Partial partials;
+  float* scores;  ///< of two_pass
 };
-Arrays take_arrays(const LayerContext& layer, std::int64_t n_rows, std::int64_t n_chunks, DeviceRoom* room) {
+/// Tiles of the longest chunk.
+std::int64_t longest_chunk(const UnitBytes& bytes, std::int64_t bytes_a_chunk) {
+  const std::int64_t least = bytes.exact < bytes.base ? bytes.exact : bytes.base;
+  return (bytes_a_chunk + least - 1) / least * kScheduleUnit;
+}
+
+Arrays take_arrays(const LayerContext& layer, std::int64_t n_rows, std::int64_t n_chunks, std::int64_t chunk_tiles, DeviceRoom* room) {
   const std::int64_t g = layer.group, d = layer.layout.head_dim;
   Arrays a;
   a.segments = room->take<Segment>(n_rows * KVRT_SALIENT);
@@ -33,6 +40,9 @@ Arrays take_arrays(const LayerContext& layer, std::int64_t n_rows, std::int64_t 
   a.first_chunk = room->take<std::int64_t>(n_rows + 1);
   a.queries = room->take<float>(n_rows * kQueryFrames * g * d);
   a.partials.m = room->take<float>(n_chunks * g), a.partials.l = room->take<float>(n_chunks * g), a.partials.o = room->take<float>(n_chunks * g * d);
+  DecodeArgs scored = {};
+  scored.n_chunks = n_chunks, scored.n_query_heads = layer.group, scored.max_chunk_tiles = static_cast<std::int32_t>(chunk_tiles);
+  a.scores = layer.cuda.path == KVRT_PATH_TWO_PASS ? room->take<float>(score_floats(scored)) : nullptr;
   return a;
 }
 
@@ -42,14 +52,18 @@ std::int64_t decode_device_bytes(const LayerContext& layer, const kvrt_limits& l
   DeviceRoom room(nullptr);
   take_control(layer, limits, &room);
   const std::int64_t n_rows = std::int64_t{limits.max_batch} * layer.layout.n_kv_heads;
-  // Each of the three segments of a row ends with a chunk that may be short.
-  take_arrays(layer, n_rows, kChunksAProcessor * n_processors + KVRT_SALIENT * n_rows, &room);
+  // The longest chunks are those of the fullest batch. Each of the three segments of a row ends with a chunk that may be short.
+  const UnitBytes bytes = bytes_a_unit(layer);
+  Sequence longest;
+  longest.n_rows = 1, longest.before = limits.max_length - 1;
+  const std::int64_t most = n_rows * sequence_bytes(layer.tiers(), longest, layer.units[KVRT_K].base_page.page_tokens, bytes);
+  take_arrays(layer, n_rows, kChunksAProcessor * n_processors + KVRT_SALIENT * n_rows, longest_chunk(bytes, chunk_bytes(most, kChunksAProcessor * n_processors)), &room);
   return room.used();
 }
 
 Status decode_on_device(const Call& call, const kvrt_batch& batch, const kvrt_attn& attn, const kvrt_pools& pools, void* stream) {
   const LayerContext& layer = *call.layer;
-  if (attn.soft_cap > 0) return Status(Code::kUnsupported, "layer " + std::to_string(layer.plan->index) + ": soft_cap is not offered by this build on cuda");
+  if (layer.cuda.path == KVRT_PATH_MISSING) return Status(Code::kUnsupported, layer.units[layer.cuda.side].name + ": " + layer.cuda.reason);
   const std::int64_t heads = layer.layout.n_kv_heads;
   const int page_tokens = layer.units[KVRT_K].base_page.page_tokens;
   CallPlan plan = {bytes_a_unit(layer), 0, 0};
@@ -68,7 +82,7 @@ Status decode_on_device(const Call& call, const kvrt_batch& batch, const kvrt_at
   PrepareArgs prepare = {};
   if (Status status = send_sequences(call, batch, 0, batch.n_seqs, Touches::kLive, stream, fill, &room, &prepare.sequences); !status.ok()) return status;
   const std::int64_t n_rows = batch.n_seqs * heads;
-  const Arrays arrays = take_arrays(layer, n_rows, plan.n_chunks, &room);
+  const Arrays arrays = take_arrays(layer, n_rows, plan.n_chunks, longest_chunk(plan.unit_bytes, plan.chunk_bytes), &room);
 
   prepare.layer = layer.on_device;
   prepare.n_rows = n_rows, prepare.n_heads = static_cast<int>(heads), prepare.group = layer.group;
@@ -84,7 +98,10 @@ Status decode_on_device(const Call& call, const kvrt_batch& batch, const kvrt_at
   decode.segments = arrays.segments, decode.chunks = arrays.chunks, decode.n_chunks = plan.n_chunks;
   decode.q = arrays.queries, decode.n_query_heads = layer.group, decode.head_dim = layer.layout.head_dim;
   decode.partials = arrays.partials;
-  if (Status status = decode_cuda(decode, layer.cuda.k, layer.cuda.v, stream); !status.ok()) return status;
+  if (layer.units[KVRT_K].pre) decode.rope = &layer.on_device->rope, decode.rope_offsets = page_tokens;  // pages of this build have no gaps
+  decode.soft_cap = static_cast<float>(attn.soft_cap * kLog2E);
+  decode.scores = arrays.scores, decode.max_chunk_tiles = static_cast<std::int32_t>(longest_chunk(plan.unit_bytes, plan.chunk_bytes));
+  if (Status status = decode_cuda(decode, layer.cuda.unit, layer.cuda.decode, stream); !status.ok()) return status;
 
   CombineArgs combine = {};
   combine.partials = arrays.partials, combine.first_chunk = arrays.first_chunk, combine.n_rows = n_rows;

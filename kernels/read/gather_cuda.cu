@@ -52,8 +52,7 @@ KVRT_KERNEL(kThreads, 4) gather_kernel(const GatherArgs args) {
   const int head = static_cast<int>(row % args.n_heads), lane = cuda::lane_index(), width = layer.head_dim;
   const RowPlace place = place_row(args, token, head);
   float* const decoded = place.segment == KVRT_BASE ? rows.y : rows.x;
-  for (int d = lane; d < width; d += cuda::kWarp) decoded[d] = decode_code(*place.codec, place.block, place.slot, d);
-  cuda::warp_barrier();
+  decode_row_warp(*place.codec, place.block, place.slot, decoded);
   if (place.segment == KVRT_BASE) from_frame_warp(layer.units[args.side].frame, head, rows);
   if (args.rotates) {
     for (int p = lane; p < layer.rope.n_pairs; p += cuda::kWarp) rope_rotate_pair(layer.rope, place.position, p, rows.x);

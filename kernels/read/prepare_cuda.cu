@@ -18,6 +18,7 @@ KVRT_DEVICE void fill_side(const PrepareArgs& args, int side, int head, bool is_
   out->pool = is_base ? pool.base : pool.exact;
   out->page_bytes = is_base ? pool.base_stride : pool.exact_stride;
   out->block_offset = shape.header + head * shape.block;
+  out->mean = is_base && unit.stored_mean ? unit.stored_mean + static_cast<std::int64_t>(head) * args.layer->head_dim : nullptr;
 }
 
 /// Lane `which` of the first three fills that segment; all lanes share the chunks.

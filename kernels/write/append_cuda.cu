@@ -12,6 +12,7 @@ struct Launch {
 };
 
 /// Row i of those that leave: token varies slowest, then side, then head.
+template <bool HasOutliers>
 KVRT_DEVICE void encode_leaving(const AppendArgs& args, std::int64_t i, WarpRows& rows) {
   const DeviceLayer& layer = *args.layer;
   const int n_sides = (args.steps[KVRT_K] == 1) + (args.steps[KVRT_V] == 1), head = static_cast<int>(i % layer.n_heads);
@@ -26,7 +27,7 @@ KVRT_DEVICE void encode_leaving(const AppendArgs& args, std::int64_t i, WarpRows
   EncodeCounters counters;
   load_leaving_row(args, s.sequence, side, head, body, rows, &counters);
   to_frame_warp(unit.frame, head, rows, &counters);
-  encode_row_warp(codec, rows.y, slot, block_of(page, unit.base_page, head), rows.spare, &counters);
+  encode_row_warp<HasOutliers>(codec, rows.y, slot, block_of(page, unit.base_page, head), rows.spare, &counters);
   if (unit.base_page.header > 0 && head == 0 && cuda::lane_index() == 0) {
     store_slot_position(page, 1, slot, s.sequence.first_position + layer.tiers.n_sinks + body);
   }
@@ -51,12 +52,13 @@ KVRT_DEVICE void write_exact(const AppendArgs& args, std::int64_t i, WarpRows& r
     const std::int64_t slot = is_sink ? token : body % ring;
     const int in_page = static_cast<int>(slot % kExactPageTokens);
     std::uint8_t* const page = exact_page(args, s, side, is_sink ? KVRT_SINK : KVRT_WINDOW, slot);
-    encode_row_warp(unit.exact, rows.x, in_page, block_of(page, unit.exact_page, head), rows.spare, &counters);
+    encode_row_warp<false>(unit.exact, rows.x, in_page, block_of(page, unit.exact_page, head), rows.spare, &counters);
     if (unit.exact_page.header > 0 && head == 0 && cuda::lane_index() == 0) store_slot_position(page, 2, in_page, s.first_position + token);
   }
   add_counters(counters, layer.counters->counts[side]);
 }
 
+template <bool HasOutliers>
 KVRT_KERNEL(kAppendThreads, 4) append_kernel(const Launch launch) {
   struct Shared {
     WarpRows rows[kAppendWarps];
@@ -64,7 +66,7 @@ KVRT_KERNEL(kAppendThreads, 4) append_kernel(const Launch launch) {
   KVRT_SHARED(Shared, shared);
   WarpRows& rows = shared.rows[cuda::warp_index()];
   const std::int64_t i = static_cast<std::int64_t>(cuda::block_index()) * kAppendWarps + cuda::warp_index();
-  if (i < launch.n_encoded) encode_leaving(launch.args, i, rows);
+  if (i < launch.n_encoded) encode_leaving<HasOutliers>(launch.args, i, rows);
   else if (i < launch.n_encoded + launch.n_written) write_exact(launch.args, i - launch.n_encoded, rows);
 }
 
@@ -75,7 +77,9 @@ Status append_cuda(const AppendArgs& args, const AppendWork& work, void* stream)
   const int n_heads = args.n_heads, n_sides = (args.steps[KVRT_K] == 1) + (args.steps[KVRT_V] == 1);
   if (work.encodes) launch.n_encoded = args.n_coded * n_sides * n_heads;
   if (work.writes) launch.n_written = args.n_rows * KVRT_SIDES * n_heads;
-  return cuda::launch(&append_kernel, (launch.n_encoded + launch.n_written + kAppendWarps - 1) / kAppendWarps, kAppendThreads, launch, stream);
+  const std::int64_t n_blocks = (launch.n_encoded + launch.n_written + kAppendWarps - 1) / kAppendWarps;
+  return args.has_outliers && launch.n_encoded > 0 ? cuda::launch(&append_kernel<true>, n_blocks, kAppendThreads, launch, stream)
+                                                   : cuda::launch(&append_kernel<false>, n_blocks, kAppendThreads, launch, stream);
 }
 
 }  // namespace kvrt

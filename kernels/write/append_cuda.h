@@ -19,6 +19,7 @@ struct AppendArgs {
   PoolSide pools[KVRT_SIDES];
   std::int64_t first_row, n_rows; ///< of all sequences, rows without token included
   std::int64_t n_coded;           ///< tokens that leave the window in this step, over all sequences
+  bool has_outliers;              ///< a side has out<p>
   int steps[KVRT_SIDES];          ///< tokens encoded together: DeviceUnit::step()
   float* scratch;                 ///< [n_flush_blocks, N, D] rows of channel groups, N the larger of steps
   std::int64_t n_flush_blocks;    ///< CTAs of flush

@@ -53,6 +53,7 @@ Status append_on_device(const Call& call, const kvrt_batch& batch, const kvrt_qk
   args.n_seqs = batch.n_seqs;
   args.rows[KVRT_K] = qkv.k, args.rows[KVRT_V] = qkv.v;
   args.n_heads = layer.layout.n_kv_heads;
+  args.has_outliers = layer.layout.k.outlier_per_mille > 0 || layer.layout.v.outlier_per_mille > 0;
   args.rotates = qkv.k_frame == KVRT_PRE_ROPE && !layer.units[KVRT_K].pre;
   resolve_pools(layer, pools, args.pools);
   args.first_row = batch.row_offsets[0], args.n_rows = batch.row_offsets[batch.n_seqs] - batch.row_offsets[0];

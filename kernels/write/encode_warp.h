@@ -35,21 +35,27 @@ KVRT_DEVICE void from_frame_warp(const DeviceFrame& frame, int head, WarpRows& r
   cuda::warp_barrier();
 }
 
-/// Codes of one slot on grids that are fixed; spare: [D + D / 4].
+/// Codes of one slot on grids that are fixed; spare: [D + D / 4]. A barrier stands behind.
 KVRT_DEVICE void encode_codes_warp(const PageCodec& c, const float* x, int slot, std::uint8_t* block, float* spare) {
+  auto* const codes = reinterpret_cast<std::uint8_t*>(spare + c.head_dim);
+  const int lane = cuda::lane_index();
   if (c.ef_u) {  // each channel waits for the one before it: all lanes find the code, and share what it leaves to the others
-    auto* const codes = reinterpret_cast<std::uint8_t*>(spare + c.head_dim);
-    detail::feedback_codes(c, x, slot, block, {}, codes, spare, cuda::lane_index(), cuda::kWarp, [] { cuda::warp_barrier(); });
-    for (int piece = cuda::lane_index(); piece < detail::slot_pieces(c); piece += cuda::kWarp) {
-      detail::pack_slot_piece(c, slot, piece, [&](int d) { return codes[d]; }, block);
-    }
+    detail::feedback_codes(c, x, slot, block, {}, codes, spare, lane, cuda::kWarp, [] { cuda::warp_barrier(); });
   } else {
-    for (int piece = cuda::lane_index(); piece < detail::slot_pieces(c); piece += cuda::kWarp) detail::encode_piece(c, x, slot, piece, block);
+    for (int d = lane; d < c.head_dim; d += cuda::kWarp) {
+      codes[d] = grid_code(c.format, c.bits, c.codebook, detail::quiet(x[d]), detail::grid_at(c, block, slot, d));
+    }
+    cuda::warp_barrier();
+  }
+  for (int piece = lane; piece < detail::slot_pieces(c); piece += cuda::kWarp) {
+    detail::pack_slot_piece(c, slot, piece, [&](int d) { return codes[d]; }, block);
   }
   cuda::warp_barrier();
 }
 
-/// encode_row() by a warp. x: [D], seen by all lanes. A barrier stands behind.
+/// encode_row() by a warp. x: [D], seen by all lanes. A barrier stands behind. HasOutliers: of schemes with out<p>, whose rows one lane
+/// encodes: they need a stack that the other kernels shall not have.
+template <bool HasOutliers>
 KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, std::uint8_t* block, float* spare, EncodeCounters* counters) {
   std::uint8_t* const row = block + slot * c.row_bytes;
   const int lane = cuda::lane_index();
@@ -61,6 +67,12 @@ KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, s
     for (int b = lane; b * kLlamaBlock < c.head_dim; b += cuda::kWarp) detail::encode_llamacpp_block(c, x, b, row, counters);
     return cuda::warp_barrier();
   }
+  if constexpr (HasOutliers) {
+    if (c.out_per_mille > 0) {
+      if (lane == 0) encode_row(c, x, slot, block, counters);
+      return cuda::warp_barrier();
+    }
+  }
   if (detail::is_static(c)) {
     for (int d = lane; d < c.head_dim; d += cuda::kWarp) detail::count_beyond_range(c, x, d, counters);
   } else {
@@ -70,6 +82,17 @@ KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, s
   encode_codes_warp(c, x, slot, block, spare);
   if (!detail::keeps_norm(c)) return;
   for (int g = lane; g * c.group < c.head_dim; g += cuda::kWarp) detail::store_kept_norm(c, x, slot, g * c.group, block, counters);
+  cuda::warp_barrier();
+}
+
+/// decode_row() by a warp. A barrier stands behind.
+KVRT_DEVICE void decode_row_warp(const PageCodec& c, const std::uint8_t* block, int slot, float* out) {
+  for (int d = cuda::lane_index(); d < c.head_dim; d += cuda::kWarp) out[d] = decode_code(c, block, slot, d);
+  cuda::warp_barrier();
+  if (c.out_per_mille == 0) return;
+  if (cuda::lane_index() == 0) {
+    visit_outliers(c, block, slot, slot + 1, [&](int, int position, float delta) { out[stored_channel(c.spread, c.head_dim, position)] += delta; });
+  }
   cuda::warp_barrier();
 }
 

@@ -5,7 +5,8 @@
 namespace kvrt {
 namespace {
 
-/// Group i of the sides that have them: group varies slowest, then head; keys before values.
+/// Group i of the sides that have them: group varies slowest, then head; keys before values. HasOutliers: as in encode_row_warp().
+template <bool HasOutliers>
 KVRT_DEVICE void flush_group(const AppendArgs& args, int side, std::int64_t i, WarpRows& rows, float* scratch) {
   const DeviceLayer& layer = *args.layer;
   const int head = static_cast<int>(i % layer.n_heads), step = args.steps[side], width = layer.head_dim;
@@ -24,20 +25,25 @@ KVRT_DEVICE void flush_group(const AppendArgs& args, int side, std::int64_t i, W
     for (int d = cuda::lane_index(); d < width; d += cuda::kWarp) scratch[static_cast<std::int64_t>(t) * width + d] = rows.y[d];
   }
   cuda::block_barrier();
-  for (int d = cuda::thread_index(); d < width; d += kAppendThreads) detail::store_channel_params(codec, scratch, width, slot, d, block, &counters);
+  const bool alone = HasOutliers && codec.out_per_mille > 0;  // one thread does it all
+  for (int d = cuda::thread_index(); d < width && !alone; d += kAppendThreads) detail::store_channel_params(codec, scratch, width, slot, d, block, &counters);
+  if constexpr (HasOutliers) {
+    if (alone && cuda::thread_index() == 0) encode_channel_group(codec, scratch, width, slot / step, block, &counters);
+  }
   if (unit.base_page.header > 0 && head == 0) {
     for (int t = cuda::thread_index(); t < step; t += kAppendThreads) {
       store_slot_position(page, 1, slot + t, s.sequence.first_position + layer.tiers.n_sinks + body + t);
     }
   }
   cuda::block_barrier();
-  for (int t = cuda::warp_index(); t < step; t += kAppendWarps) {
+  for (int t = cuda::warp_index(); t < step && !alone; t += kAppendWarps) {
     encode_codes_warp(codec, scratch + static_cast<std::int64_t>(t) * width, slot + t, block, rows.spare);
   }
   add_counters(counters, layer.counters->counts[side]);
   cuda::block_barrier();  // the scratch is free
 }
 
+template <bool HasOutliers>
 KVRT_KERNEL(kAppendThreads, 4) flush_kernel(const AppendArgs args) {
   struct Shared {
     WarpRows rows[kAppendWarps];
@@ -48,12 +54,15 @@ KVRT_KERNEL(kAppendThreads, 4) flush_kernel(const AppendArgs args) {
   for (int side = 0; side < KVRT_SIDES; ++side) {
     if (args.steps[side] == 1) continue;
     const std::int64_t n = args.n_coded / args.steps[side] * args.n_heads;
-    for (std::int64_t i = cuda::block_index(); i < n; i += args.n_flush_blocks) flush_group(args, side, i, shared.rows[cuda::warp_index()], scratch);
+    for (std::int64_t i = cuda::block_index(); i < n; i += args.n_flush_blocks) flush_group<HasOutliers>(args, side, i, shared.rows[cuda::warp_index()], scratch);
   }
 }
 
 }  // namespace
 
-Status flush_cuda(const AppendArgs& args, void* stream) { return cuda::launch(&flush_kernel, args.n_flush_blocks, kAppendThreads, args, stream); }
+Status flush_cuda(const AppendArgs& args, void* stream) {
+  return args.has_outliers ? cuda::launch(&flush_kernel<true>, args.n_flush_blocks, kAppendThreads, args, stream)
+                           : cuda::launch(&flush_kernel<false>, args.n_flush_blocks, kAppendThreads, args, stream);
+}
 
 }  // namespace kvrt

@@ -8,16 +8,6 @@
 namespace calib::quant {
 namespace {
 
-/// Preset whose definition needs more than one scheme pair: known by name, refused by name.
-struct NamedOnly {
-  const char* name;
-  const char* reason;
-};
-constexpr NamedOnly kNamedOnly[] = {
-    {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
-    {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
-};
-
 std::vector<Preset> make_presets() {
   std::vector<Preset> list = {
       {"bf16", "bf16", "bf16", 4, 128, ""},
@@ -53,14 +43,14 @@ std::vector<Preset> make_presets() {
 std::string known_names() {
   std::string text;
   for (const Preset& p : presets()) text += (text.empty() ? "" : ", ") + p.name;
-  for (const NamedOnly& n : kNamedOnly) text += std::string(", ") + n.name;
+  for (const NamedOnly& n : presets_by_name_only()) text += std::string(", ") + n.name;
   return text;
 }
 
 const Preset* find_preset(const std::string& name) {
   for (const Preset& p : presets())
     if (p.name == name) return &p;
-  for (const NamedOnly& n : kNamedOnly)
+  for (const NamedOnly& n : presets_by_name_only())
     if (name == n.name) fail(ErrorKind::kUnsupported, name, "this preset {}", n.reason);
   return nullptr;
 }
@@ -116,7 +106,8 @@ void append_default(CandidateList& list) {
 kvrt::Scheme parse_scheme(const std::string& text) {
   kvrt::Scheme scheme;
   std::string error;
-  if (!kvrt::parse_scheme(text, &scheme, &error)) fail(ErrorKind::kUsage, text, "{}", error);
+  if (!kvrt::parse_scheme(text, &scheme, &error))
+    fail(kvrt::other_encoding(text).empty() ? ErrorKind::kUsage : ErrorKind::kUnsupported, text, "{}", error);
   return scheme;
 }
 
@@ -141,6 +132,14 @@ const std::vector<Preset>& presets() {
   return list;
 }
 
+const std::vector<NamedOnly>& presets_by_name_only() {
+  static const std::vector<NamedOnly> list = {
+      {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
+      {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
+  };
+  return list;
+}
+
 Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log) {
   if (const Preset* known = find_preset(text)) {
     Preset preset = *known;
@@ -158,6 +157,7 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
   }
   kvrt::Scheme scheme;
   std::string error;
+  if (sides.size() == 1 && !kvrt::other_encoding(text).empty()) fail(ErrorKind::kUnsupported, text, "{}", kvrt::other_encoding(text));
   if (sides.size() == 1 && kvrt::parse_scheme(text, &scheme, &error))
     fail(ErrorKind::kUsage, text, "one scheme, but K and V are two; write {}:{} for the same on both sides", text, text);
   fail(ErrorKind::kUsage, text, "neither a preset nor KSCHEME:VSCHEME; presets: {}", known_names());
@@ -204,6 +204,7 @@ CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
     } else {
       kvrt::Scheme scheme;
       std::string error;
+      if (!kvrt::other_encoding(item).empty()) fail(ErrorKind::kUnsupported, item, "{}", kvrt::other_encoding(item));
       if (!kvrt::parse_scheme(item, &scheme, &error))
         fail(ErrorKind::kUsage, item, "not a preset ({}), and as a scheme: {}", known_names(), error);
       const std::string canonical = kvrt::to_string(scheme);

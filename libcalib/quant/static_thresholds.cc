@@ -24,6 +24,7 @@ Range coded_range(const ChannelSummary& s, std::size_t begin, std::size_t end) {
 Range joined(const Range& a, const Range& b) { return {std::min(a.lo, b.lo), std::max(a.hi, b.hi), (a.mean + b.mean) / 2}; }
 /// Never wider than before: the mean of what was seen may lie beside percentiles.
 Range clipped(const Range& r, double alpha) {
+  if (alpha == 1.0) return r;
   const double mean = std::clamp(r.mean, r.lo, r.hi);
   return {mean - alpha * (mean - r.lo), mean + alpha * (r.hi - mean), r.mean};
 }

@@ -76,7 +76,7 @@ struct CacheShape {
   int n_seqs = 1, page_tokens = 64;
   int first_head = 0, n_heads = 0;  ///< of the context
   kvrt_backend backend = kTestBackend;
-  bool storage_only = false;        ///< formats that decode has no kernel for, too
+  bool storage_only = kOnCuda;      ///< formats that decode has no kernel for, too
 };
 
 class Cache {
@@ -94,7 +94,7 @@ class Cache {
     status_ = PlanHandle::adopt(view, &plan_);
     if (!status_.ok()) return;
     kvrt_limits limits = {};
-    limits.max_batch = shape.n_seqs, limits.max_length = shape.max_length;
+    limits.max_batch = shape.n_seqs, limits.max_length = shape.max_length, limits.accept_two_pass = 1;
     limits.first_kv_head = shape.first_head, limits.n_kv_heads = shape.n_heads;
     const kvrt_device device = {shape.backend, 0};
     if (shape.storage_only) {

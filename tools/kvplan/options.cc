@@ -69,9 +69,13 @@ void declare_kvplan(CLI::App& app, KvplanOptions& o) {
   CLI::App* diff = add_command(app, o, "diff", "What differs between two plans", KvplanOptions::Command::kDiff);
   add_plan_argument(*diff, o.plan);
   diff->add_option("other", o.other_plan, "Plan to compare with")->type_name("PLAN")->group("Input")->required();
-  CLI::App* memory = add_command(app, o, "memory", "Bytes of a plan at several context lengths", KvplanOptions::Command::kMemory);
-  add_plan_argument(*memory, o.plan);
-  memory->add_option("--contexts", o.contexts, "Context lengths, separated by commas")->delimiter(',')->type_name("T,T...")->group("Budget");
+  CLI::App* memory = add_command(app, o, "memory", "Bytes of a plan at several context lengths, or of every preset for a model", KvplanOptions::Command::kMemory);
+  memory->add_option("plan", o.plan, "Plan to read")->type_name("PLAN")->group("Input");
+  add_text(*memory, "--model", o.model, "Model whose presets to count: a folder or config.json, or a GGUF file; weights are not read", "Input", "PATH");
+  add_text(*memory, "--stats", o.stats, "Statistics that name the model instead", "Input", "FILE");
+  memory->add_option("--contexts", o.contexts, "Context lengths of a plan, separated by commas")->delimiter(',')->type_name("T,T...")->group("Budget");
+  add_integer(*memory, "--context", o.context, 1, kMostTokens, "Context length for a model", "Budget");
+  add_integer(*memory, "--page-tokens", o.page_tokens, 32, 128, "Tokens of a page: 32, 64 or 128, for a model", "Budget");
   add_integer(*memory, "--batch", o.batch, 1, 1 << 20, "Sequences", "Budget");
   CLI::App* list = add_command(app, o, "list", "Presets and the default candidates", KvplanOptions::Command::kList);
   list->add_option("what", o.what, "presets, candidates or all")->type_name("WHAT")->group("Input");

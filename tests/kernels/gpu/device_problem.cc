@@ -41,12 +41,16 @@ DeviceProblem::DeviceProblem(const testing::DecodeProblem& problem, int n_copies
       throw std::runtime_error("a segment points outside the problem's memory");
     };
     const auto segment_base = static_cast<std::int32_t>(segments.size());
-    const auto row_base = static_cast<std::int32_t>(copy * problem.n_rows());
+    const auto row_base = static_cast<std::int32_t>(copy * 2 * problem.n_rows());  // queries come in two frames
     const auto chunk_base = static_cast<std::int64_t>(chunks.size());
     for (Segment s : problem.segments()) {
       s.k.pool = static_cast<const std::uint8_t*>(on_device(s.k.pool));
       s.v.pool = static_cast<const std::uint8_t*>(on_device(s.v.pool));
       s.pages = static_cast<const std::int32_t*>(on_device(s.pages));
+      for (SegmentSide* side : {&s.k, &s.v}) {
+        if (side->mean) side->mean = static_cast<const float*>(on_device(side->mean));
+        if (side->codec.channel_ranges) side->codec.channel_ranges = static_cast<const StaticRange*>(on_device(side->codec.channel_ranges));
+      }
       segments.push_back(s);
     }
     for (DecodeChunk c : problem.chunks()) c.segment += segment_base, c.row += row_base, chunks.push_back(c);
@@ -69,6 +73,8 @@ DeviceProblem::DeviceProblem(const testing::DecodeProblem& problem, int n_copies
   decode_.n_chunks = static_cast<std::int64_t>(chunks.size());
   decode_.n_query_heads = problem.spec().n_query_heads, decode_.head_dim = problem.spec().head_dim;
   decode_.partials = {allocate(chunks.size() * heads), allocate(chunks.size() * heads), allocate(chunks.size() * heads * dim)};
+  decode_.soft_cap = problem.soft_cap(), decode_.max_chunk_tiles = problem.max_chunk_tiles();
+  if (problem.path() == DecodePath::kTwoPass) decode_.scores = allocate(static_cast<std::size_t>(score_floats(decode_)));
   combine_.partials = decode_.partials;
   combine_.first_chunk = arrays_[upload(first_chunk)].as<std::int64_t>();
   combine_.n_rows = problem.n_rows() * n_copies;
@@ -78,7 +84,7 @@ DeviceProblem::DeviceProblem(const testing::DecodeProblem& problem, int n_copies
 }
 
 void DeviceProblem::launch(cudaStream_t stream) const {
-  check(decode_cuda(decode_, problem_.k_family(), problem_.v_family(), stream));
+  check(decode_cuda(decode_, problem_.unit(), problem_.path(), stream));
   check(combine_cuda(combine_, stream));
 }
 

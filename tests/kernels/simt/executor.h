@@ -39,7 +39,7 @@ struct Counts {
   std::int64_t load_bytes = 0, store_bytes = 0;  ///< of global memory, through kernels/cuda/memory.h
 };
 
-/// While it lives, kernels launched from this thread run under its settings. One at a time.
+/// While it lives, kernels run under its settings. A later one takes over until its end; one thread at a time.
 class Executor {
  public:
   explicit Executor(Settings settings);
@@ -52,6 +52,7 @@ class Executor {
   friend struct Launcher;
   Settings settings_;
   Counts counts_;
+  Executor* outer_;
 };
 
 }  // namespace kvrt::simt
