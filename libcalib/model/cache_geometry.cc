@@ -193,7 +193,7 @@ CacheGeometry parse_hf_cache_geometry(std::string_view text, const std::string& 
     layers.head_dim = hidden / layers.q_heads.front();
   }
   const ArchitectureRow* const row = find_model_type(out.model_type);
-  layers.sliding_window = keys.count({"sliding_window"}, 0).value_or(row && !object.contains("sliding_window") ? row->default_sliding_window : 0);
+  layers.sliding_window = keys.count({"sliding_window"}, 0).value_or(row && !object.contains("sliding_window") ? row->defaults.sliding_window : 0);
   layers.kind = layer_kinds(keys, out.model_type, out.n_layers, layers.sliding_window);
   layers.n_shared = keys.count({"num_kv_shared_layers"}, 0).value_or(0);
   for (const LayerKind kind : layers.kind)

@@ -32,7 +32,8 @@ void check_sizes(const SchemeParams& params, const kvrt::Scheme& scheme, const L
 }  // namespace
 
 void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer, const SchemeParams& params,
-                         std::int64_t n_sinks, bool bf16_input, std::int64_t n_tokens, const float* x, float* out, ThreadPool& pool) {
+                         std::int64_t n_sinks, bool bf16_input, std::int64_t n_tokens, const float* x, float* out, ThreadPool& pool,
+                         std::int64_t* n_saturated) {
   const std::string where = fmt::format("layer {} {} {}", layer.index, side_name(side), kvrt::to_string(scheme));
   check_sizes(params, scheme, layer, where);
   const std::int64_t row = static_cast<std::int64_t>(layer.n_kv_heads) * layer.head_dim;
@@ -44,6 +45,7 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
     std::copy(x, x + begin * row, out);
     std::copy(x + end * row, x + n_tokens * row, out + end * row);
   }
+  if (n_saturated) *n_saturated = 0;
   if (coded == 0) return;
 
   const std::vector<std::int32_t> order = llamacpp_block_order(scheme, side, layer);
@@ -63,6 +65,9 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
   args.clip_lo = or_null(params.clip_lo);
   args.clip_hi = or_null(params.clip_hi);
   args.smooth = or_null(params.smooth);
+  args.clip_alpha = or_null(params.clip_alpha);
+  args.rotary_dim = layer.rope_style == RopeStyle::kNone ? 0 : layer.rotary_dim;
+  args.interleaved = layer.rope_style == RopeStyle::kInterleaved;
   args.codebook = or_null(params.codebook);
   const std::vector<std::int32_t> ef_order(params.ef_order.begin(), params.ef_order.end());
   args.ef_u = or_null(params.ef_u);
@@ -73,6 +78,7 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
   if (!status.ok()) fail(kind_of(status.code()), where, "{}", status.text());
   if (counters.non_finite > 0)
     fail(ErrorKind::kNumeric, where, "{} values to be stored are NaN or infinite", counters.non_finite);
+  if (n_saturated) *n_saturated = counters.saturated;
 }
 
 void round_bf16(const float* x, float* out, std::int64_t n) {

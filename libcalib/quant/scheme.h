@@ -14,8 +14,6 @@ namespace calib::quant {
 /// Throws kUsage naming the part (`where` = the string).
 kvrt::Scheme parse_scheme(const std::string& text);
 
-/// Empty if this version can store the scheme and fit its constants for that side; else which part it cannot.
-std::string missing_part(const kvrt::Scheme& scheme, Side side);
 /// Throws: kUsage (shape: part, head_dim and sizes that would work), kUnsupported (not offered in this build).
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side);
 

@@ -116,7 +116,8 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
 // The number scored is the number stored: the runtime's pages, written and read token by token, lose what fake quantisation does.
 TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
   const std::string call = "kvsens evaluate " + inputs() + " --stats " + file("stats.h5") +
-                           " --uniform int4.token.g:int3.token.g,int3.channel.g32.pre:int4.token.g.had,int2.token.g.center:int8.token.g --sinks 4 --window 32 -o ";
+                           " --uniform int4.token.g:int3.token.g,int3.channel.g32.pre:int4.token.g.had,int2.token.g.center:int8.token.g,"
+                           "int3.channel.g32.pre.clip.out1.pair.ef:nuq3.token.g.out1,nuq2.channel.static.pre.out2:int3.token.g.clip.ef --sinks 4 --window 32 -o ";
   const Outcome fake = run(call + file("fake.json")), packed = run(call + file("packed.json") + " --backend kvrt");
   ASSERT_EQ(fake.exit_code, 0) << fake.text;
   ASSERT_EQ(packed.exit_code, 0) << packed.text;
@@ -127,6 +128,26 @@ TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
     EXPECT_NEAR(other, one, std::max(3 * a.noise_floor.kld.mean, 0.02 * one)) << a.contenders[i].name;
     EXPECT_GT(one, 10 * a.noise_floor.kld.mean);
   }
+}
+
+// The runtime has no sliding windows yet: named, not measured as if there were none.
+TEST_F(Kvsens, SlidingWindowsInThePackedCacheAreRefused) {
+  test::write_hf_folder(test::make_tiny_model("m-gemma3"), file("gemma"));
+  const std::string call = "kvsens evaluate " + inputs("gemma") + " --uniform int4.token.g:int4.token.g -o " + file("gemma.json");
+  const Outcome packed = run(call + " --backend kvrt");
+  EXPECT_EQ(packed.exit_code, 7) << packed.text;
+  EXPECT_NE(packed.text.find("layer 0 K int4.token.g: a sliding window (8 keys) is not offered"), std::string::npos) << packed.text;
+  EXPECT_FALSE(exists("gemma.json"));
+  const Outcome fake = run(call);
+  EXPECT_EQ(fake.exit_code, 0) << fake.text;
+  EXPECT_NE(fake.text.find("sets no BOS"), std::string::npos) << fake.text;
+  // Windows of text that end within the model's tell nothing of what comes after: SN-05.
+  test::TinyModel wide = test::make_tiny_model("m-gemma3");
+  wide.sliding_window = 256;
+  test::write_hf_folder(wide, file("wide"));
+  const Outcome blind = run("kvsens evaluate " + inputs("wide") + " --uniform int4.token.g:int4.token.g -o " + file("wide.json"));
+  EXPECT_EQ(blind.exit_code, 0) << blind.text;
+  EXPECT_NE(blind.text.find("late positions are untested"), std::string::npos) << blind.text;
 }
 
 // A cache of which nothing is coded would measure as free.
@@ -163,10 +184,54 @@ TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
   EXPECT_FALSE(exists("no.h5"));
 }
 
-TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
-  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
-  EXPECT_EQ(o.exit_code, 7) << o.text;
-  for (const char* part : {"kvquant4", "nuq4.channel.static.pre", "kvplan list presets"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+TEST_F(Kvsens, SchemesThatAreNotOfferedAreNamed) {
+  for (const char* pair : {"bf16:int4.token.g.lowrank8", "fp8e4m3fnuz.head:bf16"}) {
+    const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform " + pair + " -o " + file("no.json"));
+    EXPECT_EQ(o.exit_code, 7) << o.text;
+    EXPECT_NE(o.text.find(std::string(pair).substr(0, 4) == "bf16" ? "lowrank8" : "fp8e4m3fnuz"), std::string::npos) << o.text;
+  }
+  const Outcome sinks = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
+  EXPECT_NE(sinks.exit_code, 0);
+  EXPECT_NE(sinks.text.find("sink"), std::string::npos) << sinks.text;
+}
+
+TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {
+  const std::string common = "kvsens drift --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --threads 1 --seed 1";
+  test::write_file(file("rows.ids"), [] {
+    std::string rows;
+    for (int row = 0; row < 8; ++row) {
+      for (int i = 0; i < 250; ++i) rows += std::to_string((i * 7 + row * 13) % 50 + 3) + " ";
+      rows += "\n";
+    }
+    return rows;
+  }());
+  const Outcome same = run(common + " --seq-len 64 --num-samples 8 --json");
+  EXPECT_EQ(same.exit_code, 0) << same.text;
+  EXPECT_NE(same.text.find("\"schema\""), std::string::npos);
+  EXPECT_NE(same.text.find("nothing can have drifted"), std::string::npos) << same.text;
+  const Outcome longer = run(common + " --seq-len 750 --num-samples 8");
+  EXPECT_EQ(longer.exit_code, 1) << longer.text;
+  for (const char* part : {"decision: recalibrate", "positions that the calibration never reached", "run kvcalib"}) EXPECT_NE(longer.text.find(part), std::string::npos) << longer.text;
+  const Outcome other = run("kvsens drift --model " + file("m") + " --data " + file("rows.ids") + " --stats " + file("stats.h5") + " --threads 1");
+  EXPECT_NE(other.text.find("psi"), std::string::npos) << other.text;
+  EXPECT_TRUE(other.exit_code == 0 || other.exit_code == 1) << other.text;
+}
+
+TEST_F(Kvsens, DriftMeasuresThePlanAgainstItsLimits) {
+  ASSERT_EQ(run("kvplan --uniform int8-token --stats " + file("stats.h5") + " -o " + file("good.json")).exit_code, 0);
+  std::string plan = test::read_file(file("good.json"));
+  const std::string common = "kvsens drift --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --seq-len 240 --num-samples 8 --threads 1 --plan ";
+  const Outcome good = run(common + file("good.json"));
+  EXPECT_EQ(good.exit_code, 0) << good.text;
+  for (const char* part : {"mean_kld", "ppl_ratio", "decision: "}) EXPECT_NE(good.text.find(part), std::string::npos) << good.text;
+  const std::size_t at = plan.find("\"kl_max\"");
+  ASSERT_NE(at, std::string::npos);
+  plan.replace(at, plan.find(',', at) - at, "\"kl_max\": 1e-12");
+  test::write_file(file("strict.json"), plan);
+  const Outcome strict = run(common + file("strict.json"));
+  EXPECT_EQ(strict.exit_code, 1) << strict.text;
+  EXPECT_NE(strict.text.find("decision: step_up"), std::string::npos) << strict.text;
+  EXPECT_NE(strict.text.find("the plan's limit is 1e-12"), std::string::npos) << strict.text;
 }
 
 TEST_F(Kvsens, DryRunWritesNothing) {
@@ -199,7 +264,9 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect("evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("no/such/e.json"), 3, "no/such");
   expect("--model " + file("absent") + " --data " + file("a.txt"), 3, "absent");
   expect("refine " + inputs(), 7, "refine");
-  expect("drift", 7, "drift");
+  expect("drift " + inputs(), 2, "--stats");
+  expect("drift " + inputs() + " --stats " + file("absent.h5"), 3, "absent.h5");
+  expect("drift " + inputs() + " --stats " + file("stats.h5"), 6, "too few");
 }
 
 }  // namespace

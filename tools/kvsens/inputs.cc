@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "kernels/core/layout.h"
+#include "libcalib/base/sha256.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/model/streaming_runner.h"
 #include "libcalib/plan/verify.h"
@@ -10,6 +12,9 @@
 #include "tools/common/option_values.h"
 
 namespace calib::tools {
+namespace {
+sens::UnitCandidate unit_of(const plan::UnitPlan& unit) { return {0, unit.scheme, unit.params}; }
+}  // namespace
 
 Inputs open_inputs(const RunOptions& options, const Invocation& call, const LogSink& log) {
   require_model_and_data(options);
@@ -52,6 +57,39 @@ sens::ParamsProvider Statistics::provider() const {
 
 double forward_seconds(const Inputs& in) {
   return model::estimate_run(*in.model, in.corpus.documents, model::RunnerOptions{}, false).forward_seconds;
+}
+
+sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, const ModelIdentity& model, const std::string& model_name) {
+  plan::check_same_model(plan.model, path, model, model_name);
+  if (plan.layers.size() != model.layers.size())
+    fail(ErrorKind::kMismatch, path, "plans {} layers, the model has {} with attention", plan.layers.size(), model.layers.size());
+  sens::Contender out;
+  out.header.name = path;
+  out.header.kind = "plan";
+  out.header.plan_sha256 = sha256_of_file(path);
+  out.header.n_sinks = plan.sink_tokens;
+  out.header.window = plan.window_tokens;
+  bool uniform = true;
+  for (std::size_t l = 0; l < plan.layers.size(); ++l) {
+    const plan::LayerPlan& from = plan.layers[l];
+    if (from.index != model.layers[l].index)
+      fail(ErrorKind::kMismatch, path, "its layer number {} is {}, the model's is {}", l, from.index, model.layers[l].index);
+    sens::LayerChange layer;
+    layer.k = unit_of(from.k);
+    layer.v = unit_of(from.v);
+    layer.tiers = kvrt::finish_tiers(from.k.scheme, from.v.scheme, plan.sink_tokens, from.window_tokens.value_or(plan.window_tokens), 0.0);
+    uniform = uniform && from.k.scheme == plan.layers[0].k.scheme && from.v.scheme == plan.layers[0].v.scheme;
+    out.layers.push_back(std::move(layer));
+  }
+  if (uniform) {
+    out.header.k = kvrt::to_string(plan.layers[0].k.scheme);
+    out.header.v = kvrt::to_string(plan.layers[0].v.scheme);
+  }
+  out.header.description = fmt::format("plan of {} layers, sinks {}, window {}{}", plan.layers.size(), plan.sink_tokens, plan.window_tokens,
+                                       plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
+  out.header.effective_bits_2048 = sens::effective_bits(model, out.layers, 2048);
+  out.header.effective_bits_8192 = sens::effective_bits(model, out.layers, 8192);
+  return out;
 }
 
 bool same_text(const DataIdentity& a, const DataIdentity& b) {

@@ -10,7 +10,9 @@
 
 #include "libcalib/artifacts/stats_file.h"
 #include "libcalib/model/streaming_model.h"
+#include "libcalib/plan/plan.h"
 #include "libcalib/sens/candidates.h"
+#include "libcalib/sens/contender.h"
 #include "libcalib/text/corpus.h"
 #include "tools/common/option_values.h"
 #include "tools/common/progress.h"
@@ -37,6 +39,7 @@ class Statistics {
   const artifacts::StatsHeader& header() const { return reader_->header(); }
   /// Valid as long as this object.
   sens::ParamsProvider provider() const;
+  const artifacts::StatsReader& reader() const { return *reader_; }
 
  private:
   const stats::LayerStats& layer(std::size_t i) const;
@@ -45,6 +48,9 @@ class Statistics {
   mutable std::size_t layer_idx_ = 0;
   mutable std::map<std::tuple<std::size_t, Side, std::string, std::int64_t>, quant::SchemeParams> fitted_;
 };
+
+/// A plan as what its runtime would keep. Throws kMismatch if it is another model's, naming `path`.
+sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, const ModelIdentity& model, const std::string& model_name);
 
 /// Seconds of one bare forward pass over the text, from sizes and one measured matrix product.
 double forward_seconds(const Inputs& in);

@@ -29,6 +29,7 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
 void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   GridOptions& g = o.grid;
   g.run.default_samples = o.evaluate.run.default_samples = 16;
+  o.drift.run.default_samples = 128;
   add_run_options(app, g.run);
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
@@ -46,8 +47,10 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   CLI::App* refine = app.add_subcommand("refine", "Repair a plan by joint measurement (not offered by this version)");
   refine->allow_extras();
   refine->callback([&o] { o.refine_chosen = true; });
-  CLI::App* drift = app.add_subcommand("drift", "Compare fresh text with the statistics (not offered by this version)");
-  drift->allow_extras();
+  CLI::App* drift = app.add_subcommand("drift", "Whether fresh text still fits the statistics, and the plan its limits; exit 1 if something must be done");
+  add_run_options(*drift, o.drift.run);
+  add_text(*drift, "--stats", o.drift.stats, "Statistics of kvcalib that the plan was made from", "Input", "FILE");
+  add_text(*drift, "--plan", o.drift.plan, "Plan in service: its loss on the fresh text is measured against its monitor limits", "Input", "FILE");
   drift->callback([&o] { o.drift_chosen = true; });
 }
 

@@ -24,9 +24,16 @@ struct EvaluateCommand {
   bool second_half = false;
 };
 
+/// kvsens drift: fresh text against the statistics of a calibration.
+struct DriftCommand {
+  RunOptions run;
+  std::string stats, plan;
+};
+
 struct KvsensOptions {
   GridOptions grid;
   EvaluateCommand evaluate;
+  DriftCommand drift;
   bool evaluate_chosen = false, refine_chosen = false, drift_chosen = false;
 };
 

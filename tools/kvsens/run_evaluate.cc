@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "kernels/core/layout.h"
 #include "libcalib/artifacts/eval_file.h"
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
-#include "libcalib/plan/verify.h"
 #include "libcalib/sens/evaluate.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
@@ -17,43 +15,6 @@
 
 namespace calib::tools {
 namespace {
-
-sens::UnitCandidate unit_of(const plan::UnitPlan& unit) { return {0, unit.scheme, unit.params}; }
-
-/// A plan as what its runtime would keep.
-sens::Contender plan_contender(const std::string& path, const ModelIdentity& model, const std::string& model_name, const LogSink& log) {
-  const plan::Plan plan = artifacts::read_plan(path, log);
-  plan::check_same_model(plan.model, path, model, model_name);
-  if (plan.layers.size() != model.layers.size())
-    fail(ErrorKind::kMismatch, path, "plans {} layers, the model has {} with attention", plan.layers.size(), model.layers.size());
-  sens::Contender out;
-  out.header.name = path;
-  out.header.kind = "plan";
-  out.header.plan_sha256 = sha256_of_file(path);
-  out.header.n_sinks = plan.sink_tokens;
-  out.header.window = plan.window_tokens;
-  bool uniform = true;
-  for (std::size_t l = 0; l < plan.layers.size(); ++l) {
-    const plan::LayerPlan& from = plan.layers[l];
-    if (from.index != model.layers[l].index)
-      fail(ErrorKind::kMismatch, path, "its layer number {} is {}, the model's is {}", l, from.index, model.layers[l].index);
-    sens::LayerChange layer;
-    layer.k = unit_of(from.k);
-    layer.v = unit_of(from.v);
-    layer.tiers = kvrt::finish_tiers(from.k.scheme, from.v.scheme, plan.sink_tokens, from.window_tokens.value_or(plan.window_tokens), 0.0);
-    uniform = uniform && from.k.scheme == plan.layers[0].k.scheme && from.v.scheme == plan.layers[0].v.scheme;
-    out.layers.push_back(std::move(layer));
-  }
-  if (uniform) {
-    out.header.k = kvrt::to_string(plan.layers[0].k.scheme);
-    out.header.v = kvrt::to_string(plan.layers[0].v.scheme);
-  }
-  out.header.description = fmt::format("plan of {} layers, sinks {}, window {}{}", plan.layers.size(), plan.sink_tokens, plan.window_tokens,
-                                       plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
-  out.header.effective_bits_2048 = sens::effective_bits(model, out.layers, 2048);
-  out.header.effective_bits_8192 = sens::effective_bits(model, out.layers, 8192);
-  return out;
-}
 
 std::string bits_text(const std::optional<double>& bits) { return bits ? fmt::format("{:.3f}", *bits) : "-"; }
 
@@ -132,7 +93,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   std::vector<sens::Contender> contenders;
   for (const std::string& text : uniform)
     contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log));
-  for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, in.identity, options.run.model, log));
+  for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, artifacts::read_plan(path, log), in.identity, options.run.model));
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;
@@ -169,7 +130,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
 
 int run_kvsens(const KvsensOptions& options, const Invocation& call) {
   if (options.refine_chosen) fail(ErrorKind::kUnsupported, "kvsens refine", "is not offered by this version; compare plans with kvsens evaluate");
-  if (options.drift_chosen) fail(ErrorKind::kUnsupported, "kvsens drift", "is not offered by this version; run kvcalib on the fresh text and compare");
+  if (options.drift_chosen) return run_drift(options.drift, call);
   return options.evaluate_chosen ? run_evaluate(options.evaluate, call) : run_grid(options.grid, call);
 }
 
