@@ -195,7 +195,7 @@ TEST(DecodeWork, BytesReadFollowTheCache) {
   EXPECT_EQ(output.counts.matrix_products, 4096 / 16 * 16);
 }
 
-DecodeUnit unit_of(DecodeFamily k, DecodeFamily v, int head_dim) { return {k, v, false, head_dim}; }
+DecodeUnit unit_of(DecodeFamily k, DecodeFamily v, int head_dim) { return {k, v, KeyPairs::kNone, head_dim}; }
 
 TEST(DecodeRefusals, ByName) {
   DecodeArgs args{};
