@@ -122,7 +122,9 @@ TEST(Decode, EqualsDenseSoftmaxOverGatheredRows) {
       }
     }
   }
-  if (kOnCuda) EXPECT_GE(n_run, 80);  // all but outliers and fp8e5m2
+  if (kOnCuda) {
+    EXPECT_GE(n_run, 80);  // all but outliers and fp8e5m2
+  }
 }
 
 TEST(Decode, EveryTailAndRingPlace) {  // bug classes 2, 9, 14: whatever lies behind the last token is 0xFF

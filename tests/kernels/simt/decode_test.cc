@@ -14,6 +14,7 @@ namespace {
 struct Families {
   const char *k, *v;
 };
+void PrintTo(const Families& f, std::ostream* out) { *out << f.k << " " << f.v; }
 // Every fused pair of families, every format and granularity on both sides.
 constexpr Families kFamilies[] = {
     {"int4.token.g", "int4.token.g"},         {"int4.token.g64", "int4.token.g32"},       {"bf16", "bf16"},
