@@ -101,11 +101,14 @@ class PagePool {
 class PoolMemory {
  public:
   static Status allocate(const ContextHandle& context, std::int32_t layer, std::int64_t n_exact_pages, std::int64_t n_base_pages, PoolMemory* out) {
+    return allocate(context.get(), layer, n_exact_pages, n_base_pages, out);
+  }
+  static Status allocate(const kvrt_context* context, std::int32_t layer, std::int64_t n_exact_pages, std::int64_t n_base_pages, PoolMemory* out) {
     for (const kvrt_side side : {KVRT_K, KVRT_V}) {
       for (const bool exact : {true, false}) {
         kvrt_layout layout = {};
         if (Status status = checked([&](kvrt_error* err) {
-              return kvrt_page_layout(context.get(), layer, side, exact ? KVRT_WINDOW : KVRT_BASE, &layout, err);
+              return kvrt_page_layout(context, layer, side, exact ? KVRT_WINDOW : KVRT_BASE, &layout, err);
             });
             !status.ok()) {
           return status;

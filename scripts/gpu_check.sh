@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the CUDA kernels on this machine's GPU: builds them for it, compares decode with the double-precision reference, and measures
-# time and bandwidth. Needs a GPU with its driver, nvcc (PATH or /usr/local/cuda) and a C++ compiler; no network, no Python, no CMake.
+# Checks the CUDA kernels on this machine's GPU: builds them for it, compares decode, and append and decode through contexts, with the
+# reference and its committed goldens, directly and from a captured graph, and measures time and bandwidth. Needs a GPU with its driver, nvcc (PATH or /usr/local/cuda) and a C++ compiler; no network, no Python, no CMake.
 # Usage: scripts/gpu_check.sh [OUTPUT, default gpu_check.json]. Environment: CXX, GPU_CHECK_SECONDS (of measuring, default 120).
 # Exit 0 all inside their tolerance, 1 failure, 77 nothing to run on. OUTPUT is written in every case.
 set -uo pipefail
@@ -39,19 +39,28 @@ PROBE
 arch=$("$build/probe") || end 77 skipped "no usable GPU: $arch"
 
 echo "gpu_check: building for sm_$arch" >&2
-sources=(kernels/core/scheme.cc kernels/read/decode_families.cc kernels/read/combine_cuda.cu kernels/read/decode_cuda.cu
-         kernels/read/stream_cuda.cu tests/kernels/decode_problem.cc tests/kernels/gpu/device_problem.cc tests/kernels/gpu/gpu_check.cc)
+# The library but for its JSON reader, the vector paths of wider CPUs and the refusals of builds without CUDA; then the check.
+mapfile -t sources < <(cd "$root" && find kernels -name '*.cc' ! -path 'kernels/examples/*' ! -name '*_avx*' ! -name '*_neon*' ! -name plan_loader.cc ! -name no_cuda.cc &&
+                       find kernels -name '*.cu' && ls tests/kernels/decode_problem.cc tests/kernels/gpu/{context_check,device_problem,gpu_check,no_plan_loader}.cc)
+object() { echo "$build/$(echo "$1" | tr '/' '_').o"; }
+compile() {
+  local flags=()
+  # Encoders and rotations: one rounding per written operation, as on the host.
+  case $1 in kernels/read/decode*|kernels/read/combine*|kernels/read/stream*) ;; *.cu) flags=(-fmad=false) ;; esac
+  timeout 300 "$nvcc" -ccbin "$cxx" -std=c++17 -O3 -arch="sm_$arch" "${flags[@]}" -I"$root" -Xcompiler -ffp-contract=off -c "$root/$1" -o "$(object "$1")" > "$(object "$1").log" 2>&1
+}
+jobs_at_once=$(nproc)
 for source in "${sources[@]}"; do
-  timeout 300 "$nvcc" -ccbin "$cxx" -std=c++17 -O3 -arch="sm_$arch" -I"$root" -Xcompiler -ffp-contract=off -c "$root/$source" \
-    -o "$build/$(basename "$source").o" > "$build/$(basename "$source").log" 2>&1 &
+  while (( $(jobs -rp | wc -l) >= jobs_at_once )); do wait -n; done
+  compile "$source" &
 done
 wait
 for source in "${sources[@]}"; do
-  [[ -f $build/$(basename "$source").o ]] || { cat "$build/$(basename "$source").log" >&2; end 1 failed "$source does not compile for sm_$arch"; }
+  [[ -f $(object "$source") ]] || { cat "$(object "$source").log" >&2; end 1 failed "$source does not compile for sm_$arch"; }
 done
 "$nvcc" -ccbin "$cxx" -arch="sm_$arch" -o "$build/gpu_check" "$build"/*.o || end 1 failed "the check does not link"
 
-timeout 280 "$build/gpu_check" --seconds "${GPU_CHECK_SECONDS:-120}" > "$build/result.json"
+timeout 280 "$build/gpu_check" --seconds "${GPU_CHECK_SECONDS:-120}" --goldens "$root/tests/kernels/goldens/contexts.bin" > "$build/result.json"
 code=$?
 [[ $code -eq 77 ]] && end 77 skipped "no usable GPU"
 grep -q '"verdict"' "$build/result.json" || end 1 failed "the check ended with code $code before its verdict"

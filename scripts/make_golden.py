@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the golden numbers of tests/model from the reference implementation (torch + transformers, fp32).
 
-  scripts/make_golden.py [--model SmolLM2.gguf] [-o tests/golden/model]
+  scripts/make_golden.py [--model SmolLM2.gguf] [--gemma gemma-3-270m.gguf] [-o tests/golden/model]
 
 Tiny models are filled with the generator of tests/support/tiny_models.h, so no weights are stored: both sides make the same
 ones. 1-D tensors (norms, biases) get 0.3 * normal() of stream (seed 2, fnv1a64(name)) added, so that a dropped or misplaced
@@ -57,13 +57,14 @@ def fnv1a64(text):
     return h
 
 
-def fill(name, shape):
+def fill(name, shape, norm_base):
     if len(shape) == 1:
         rng = Rng.for_item(2, fnv1a64(name))
-        base = 0.0 if name.endswith(".bias") else 1.0
+        base = 0.0 if name.endswith(".bias") else norm_base
         return torch.tensor([base + 0.3 * rng.normal() for _ in range(shape[0])], dtype=torch.float32)
     rng = Rng.for_item(1, fnv1a64(name))
-    scale = 1.0 if name == "model.embed_tokens.weight" else 1.0 / math.sqrt(shape[1])
+    unit = name == "model.embed_tokens.weight" and norm_base != 0.0  # as tests/support/tiny_models.cc
+    scale = 1.0 if unit else 1.0 / math.sqrt(shape[1])
     values = [rng.normal() * scale for _ in range(shape[0] * shape[1])]
     return torch.tensor(values, dtype=torch.float64).to(torch.float32).reshape(shape)
 
@@ -83,7 +84,9 @@ def capture(model, ids, n_sample, n_logits):
     hooks = []
     for i, layer in enumerate(model.model.layers):
         source = getattr(layer.self_attn, "k_norm", None) or layer.self_attn.k_proj
-        hooks.append(source.register_forward_hook(lambda m, a, out, i=i: pre.__setitem__(i, out.reshape(len(ids), -1, head_dim))))
+        heads_first = config.model_type == "gemma3_text"  # its k_norm sees [1, H, T, D]
+        hooks.append(source.register_forward_hook(lambda m, a, out, i=i, turn=heads_first: pre.__setitem__(
+            i, (out.transpose(1, 2) if turn else out).reshape(len(ids), -1, head_dim))))
     with torch.no_grad():
         out = model(input_ids=torch.tensor([ids]), use_cache=True)
     for hook in hooks:
@@ -105,11 +108,12 @@ def capture(model, ids, n_sample, n_logits):
 
 
 def tiny(model_type, **changes):
-    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     classes = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM),
-               "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+               "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+               "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM)}
     config_class, model_class = classes[model_type]
     settings = dict(vocab_size=260, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
                     num_key_value_heads=2, rms_norm_eps=1e-6, max_position_embeddings=4096, tie_word_embeddings=False,
@@ -118,7 +122,7 @@ def tiny(model_type, **changes):
     model = model_class(config_class(**settings)).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(fill(name, list(parameter.shape)))
+            parameter.copy_(fill(name, list(parameter.shape), 0.0 if model_type == "gemma3" else 1.0))
     return model
 
 
@@ -136,19 +140,26 @@ def tiny_goldens():
         "qwen2": tiny("qwen2", use_sliding_window=False),
         "qwen3": tiny("qwen3", num_hidden_layers=3, head_dim=32),
     }
+    types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
+    gemma3 = dict(types, head_dim=16, query_pre_attn_scalar=16, tie_word_embeddings=True)
+    local = {"rope_type": "default", "rope_theta": 10000.0}
+    models["gemma3"] = tiny("gemma3", **gemma3, rope_parameters={
+        "sliding_attention": local, "full_attention": {"rope_type": "default", "rope_theta": 1e6}})
+    models["gemma3_rope_linear"] = tiny("gemma3", **{**gemma3, "query_pre_attn_scalar": 40}, rope_parameters={
+        "sliding_attention": local, "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}})
     rng = Rng(7)
     ids = [rng.below(260) for _ in range(80)]
     return {name: capture(model, ids, 48, 96) for name, model in models.items()}
 
 
-def real_golden(path):
+def real_golden(path, ids_file):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=os.path.basename(path),
                                                  dtype=torch.float32, attn_implementation="eager").eval()
     # Ids, never text: the reference ignores tokenizer.ggml.pre of GGUF files.
     here = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(here, "..", "tests", "golden", "model", "smollm2_ids.json")) as f:
+    with open(os.path.join(here, "..", "tests", "golden", "model", ids_file)) as f:
         ids = json.load(f)
     golden = capture(model, ids, 6, 48)
     golden["file"] = os.path.basename(path)
@@ -175,13 +186,16 @@ def rounded(value):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="SmolLM2-135M-Instruct.Q4_1.gguf; without it only the tiny goldens are written")
+    parser.add_argument("--gemma", help="gemma-3-270m-q4_k_m.gguf")
     parser.add_argument("-o", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden", "model"))
     args = parser.parse_args()
     os.makedirs(args.o, exist_ok=True)
     for name, golden in tiny_goldens().items():
         write(os.path.join(args.o, name + ".json"), rounded(golden))
     if args.model:
-        write(os.path.join(args.o, "smollm2.json"), rounded(real_golden(os.path.abspath(args.model))))
+        write(os.path.join(args.o, "smollm2.json"), rounded(real_golden(os.path.abspath(args.model), "smollm2_ids.json")))
+    if args.gemma:
+        write(os.path.join(args.o, "gemma3_270m.json"), rounded(real_golden(os.path.abspath(args.gemma), "gemma3_270m_ids.json")))
 
 
 if __name__ == "__main__":

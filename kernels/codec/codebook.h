@@ -72,20 +72,25 @@ KVRT_HOST_DEVICE inline float sum_of_lanes(int n, Value value) {
   return lanes[0];
 }
 
-/// Packs one row of n 3-bit codebook codes. row: plane A, 8 bytes a cell; plane_b: 4 bytes a cell. code(c) as in pack_row().
+/// Packs cell `cell` of a row of n 3-bit codebook codes. row: plane A, 8 bytes a cell; plane_b: 4 bytes a cell. code(c) as in pack_row_piece().
+template <class CodeOf>
+KVRT_HOST_DEVICE inline void pack_codebook_cell3(int n, int cell, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
+  std::uint32_t low[2] = {0, 0}, high = 0;
+  KVRT_ROLLED
+  for (int c = 0; c < 32 && 32 * cell + c < n; ++c) {
+    const std::uint32_t v = code(32 * cell + c), bits = (v & 3u) << (2 * (c % 16));
+    if (c < 16) low[0] |= bits;
+    else low[1] |= bits;
+    high |= (v >> 2) << (4 * (c % 16 / 2) + 2 * (c / 16) + c % 2);
+  }
+  store_le32(row + 8 * cell, low[0]);
+  store_le32(row + 8 * cell + 4, low[1]);
+  store_le32(plane_b + 4 * cell, high);
+}
+/// All cells, in order.
 template <class CodeOf>
 KVRT_HOST_DEVICE inline void pack_codebook_row3(int n, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
-  for (int begin = 0; begin < n; begin += 32) {
-    std::uint32_t words[3] = {0, 0, 0};
-    for (int c = 0; c < 32 && begin + c < n; ++c) {
-      const std::uint32_t v = code(begin + c);
-      words[c / 16] |= (v & 3u) << (2 * (c % 16));
-      words[2] |= (v >> 2) << (4 * (c % 16 / 2) + 2 * (c / 16) + c % 2);
-    }
-    store_le32(row + begin / 4, words[0]);
-    store_le32(row + begin / 4 + 4, words[1]);
-    store_le32(plane_b + begin / 8, words[2]);
-  }
+  for (int cell = 0; 32 * cell < n; ++cell) pack_codebook_cell3(n, cell, code, row, plane_b);
 }
 /// Code of channel n of a packed row.
 KVRT_HOST_DEVICE inline std::uint8_t unpack_codebook_code3(const std::uint8_t* row, const std::uint8_t* plane_b, int n) {

@@ -45,28 +45,34 @@ KVRT_HOST_DEVICE inline std::uint8_t unpack_cell3(const std::uint32_t words[3], 
   return static_cast<std::uint8_t>(code);
 }
 
-/// Packs one row of n codes. bits: 8, 4, 3 or 2. row: plane A for 3 bits (8 bytes a cell), plane_b: 4 bytes a cell, 3 bits only.
-/// code(c) gives the code of channel c and is called once for each c in [0, n), in order.
+/// Pieces of a packed row of n codes that no other piece shares a word with.
+KVRT_HOST_DEVICE constexpr int row_pieces(int bits, int n) { return bits == 3 ? (n + 31) / 32 : (n * bits + 31) / 32; }
+
+/// Packs piece `piece` of a row of n codes: a word, or a cell of 3-bit codes. bits: 8, 4, 3 or 2. row: plane A for 3 bits (8 bytes a cell),
+/// plane_b: 4 bytes a cell, 3 bits only. code(c) gives the code of channel c and is called once for each channel of the piece, in order.
 template <class CodeOf>
-KVRT_HOST_DEVICE inline void pack_row(int bits, int n, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
+KVRT_HOST_DEVICE inline void pack_row_piece(int bits, int n, int piece, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
   if (bits == 3) {
-    for (int cell = 0; cell * 32 < n; ++cell) {
-      std::uint8_t codes[32];
-      for (int i = 0; i < 32; ++i) codes[i] = cell * 32 + i < n ? code(cell * 32 + i) : std::uint8_t{0};
-      std::uint32_t words[3];
-      pack_cell3(codes, words);
-      store_le32(row + 8 * cell, words[0]);
-      store_le32(row + 8 * cell + 4, words[1]);
-      store_le32(plane_b + 4 * cell, words[2]);
-    }
+    std::uint8_t codes[32];
+    KVRT_ROLLED
+    for (int i = 0; i < 32; ++i) codes[i] = piece * 32 + i < n ? code(piece * 32 + i) : std::uint8_t{0};
+    std::uint32_t words[3];
+    pack_cell3(codes, words);
+    store_le32(row + 8 * piece, words[0]);
+    store_le32(row + 8 * piece + 4, words[1]);
+    store_le32(plane_b + 4 * piece, words[2]);
     return;
   }
   const int per_word = 32 / bits;
-  for (int w = 0; w * per_word < n; ++w) {
-    std::uint32_t word = 0;
-    for (int i = 0; i < per_word && w * per_word + i < n; ++i) word |= static_cast<std::uint32_t>(code(w * per_word + i)) << (bits * i);
-    store_le32(row + 4 * w, word);
-  }
+  std::uint32_t word = 0;
+  KVRT_ROLLED
+  for (int i = 0; i < per_word && piece * per_word + i < n; ++i) word |= static_cast<std::uint32_t>(code(piece * per_word + i)) << (bits * i);
+  store_le32(row + 4 * piece, word);
+}
+/// All pieces, in order.
+template <class CodeOf>
+KVRT_HOST_DEVICE inline void pack_row(int bits, int n, CodeOf code, std::uint8_t* row, std::uint8_t* plane_b) {
+  for (int piece = 0; piece < row_pieces(bits, n); ++piece) pack_row_piece(bits, n, piece, code, row, plane_b);
 }
 
 /// Code of channel c of a packed row.

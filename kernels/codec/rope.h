@@ -33,17 +33,19 @@ KVRT_HOST_DEVICE inline void rope_factors(const RopeTables& t, std::int64_t posi
 KVRT_HOST_DEVICE inline int rope_first(const RopeTables& t, int i) { return t.interleaved ? 2 * i : i; }
 KVRT_HOST_DEVICE inline int rope_second(const RopeTables& t, int i) { return t.interleaved ? 2 * i + 1 : i + t.n_pairs; }
 
+/// Both channels of pair i of x <- R x.
+KVRT_HOST_DEVICE inline void rope_rotate_pair(const RopeTables& t, std::int64_t position, int i, float* x) {
+  float cos, sin;
+  rope_factors(t, position, i, &cos, &sin);
+  float* first = x + rope_first(t, i);
+  float* second = x + rope_second(t, i);
+  const float ac = *first * cos, bs = *second * sin, as = *first * sin, bc = *second * cos;
+  *first = ac - bs;
+  *second = as + bc;
+}
 /// x <- R x at a position, in place. x: [D], D >= 2 n_pairs.
 KVRT_HOST_DEVICE inline void rope_rotate(const RopeTables& t, std::int64_t position, float* x) {
-  for (int i = 0; i < t.n_pairs; ++i) {
-    float cos, sin;
-    rope_factors(t, position, i, &cos, &sin);
-    float* first = x + rope_first(t, i);
-    float* second = x + rope_second(t, i);
-    const float ac = *first * cos, bs = *second * sin, as = *first * sin, bc = *second * cos;
-    *first = ac - bs;
-    *second = as + bc;
-  }
+  for (int i = 0; i < t.n_pairs; ++i) rope_rotate_pair(t, position, i, x);
 }
 
 }  // namespace kvrt

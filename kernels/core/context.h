@@ -10,11 +10,16 @@
 
 #include "kernels/codec/page_codec.h"
 #include "kernels/codec/rope.h"
+#include "kernels/core/cuda_paths.h"
+#include "kernels/core/device_layer.h"
 #include "kernels/core/plan.h"
 #include "kernels/read/decode_cpu.h"
+#include "kernels/write/append_path.h"
 #include "kernels/write/fake_quant_job.h"
 
 namespace kvrt {
+
+inline constexpr std::int64_t kWorkspaceAlign = 256;  ///< of the parts of a workspace; workspaces start anywhere
 
 /// Counters of one layer and side; see kvrt_health.
 struct Health {
@@ -46,9 +51,12 @@ struct LayerContext {
   LayerLayout layout;                     ///< n_kv_heads: those of the context
   int group = 1;                          ///< G
   RopeTables rope;
+  std::int64_t n_coarse = 0;              ///< rows of its coarse table
   std::vector<float> rope_tile;           ///< of the cpu backend, see decode_cpu.h
   std::vector<std::int32_t> pair_places;  ///< the same: [n_pairs, 2] where base keys hold a pair, empty in natural order
   UnitContext units[KVRT_SIDES];
+  CudaPath cuda;                          ///< of the cuda backend: kernels of decode
+  const DeviceLayer* on_device = nullptr; ///< the same: this layer in device memory
   std::string description;
 
   const Tiers& tiers() const { return layout.tiers; }
@@ -60,24 +68,52 @@ struct RopeStorage {
   std::vector<float> coarse, fine;
 };
 
+/// The first driver error of a context. Written once; every call after it fails with it.
+class DriverError {
+ public:
+  void keep(const std::string& text);
+  /// Null without an error.
+  const char* text() const { return state_.load(std::memory_order_acquire) == kWritten ? text_ : nullptr; }
+
+ private:
+  enum State { kNone, kWriting, kWritten };
+  std::atomic<int> state_{kNone};
+  char text_[KVRT_ERROR_TEXT] = {};
+};
+
+class DeviceTables;
+
+/// What a context must be able to do. Tests of storage alone take formats that decode has no kernel for.
+enum class Needs { kStorage, kAll };
+
 class Context {
  public:
+  Context();
+  ~Context();
   /// Codes: kArgument (limits), kUnsupported (a unit that this build does not run, a backend it does not have).
-  static Status make(const Plan& plan, const kvrt_device& device, const kvrt_limits& limits, Context* out);
+  static Status make(const Plan& plan, const kvrt_device& device, const kvrt_limits& limits, Context* out, Needs needs = Needs::kAll);
 
   /// Null for a layer without KV.
   const LayerContext* find(int layer) const;
   Health& health(const LayerContext& layer, kvrt_side side) const;
+  /// What the host counted, and what a device did, for which this waits.
+  Status read_health(const LayerContext& layer, kvrt_side side, kvrt_health* out) const;
 
   const kvrt_limits& limits() const { return limits_; }
   kvrt_backend backend() const { return backend_; }
+  DriverError& driver_error() const { return *driver_error_; }
+  int n_processors() const { return n_processors_; }         ///< of the cuda backend
+  int device() const { return device_.index; }
   AttendHead attend() const { return decode_path_.attend; }  ///< of the cpu backend
+  /// Null where the reference appends: on its backend, and where vectors do not divide a row.
+  const AppendPath* append_path(const LayerContext& layer) const;
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  /// The part of a workspace that one worker uses; workspaces start anywhere.
+  /// The part of a workspace that one worker uses; behind all workers' parts comes the shared one. Workspaces start anywhere.
   std::int64_t worker_bytes() const { return worker_bytes_; }
 
  private:
-  Status add_layer(const LayerPlan& plan, LayerContext* layer);
+  Status add_layer(const LayerPlan& plan, Needs needs, LayerContext* layer);
+  Status add_device();
   Status add_unit(const LayerPlan& plan, kvrt_side side, LayerContext* layer);
   void add_rope(const LayerPlan& plan, LayerContext* layer);
 
@@ -85,10 +121,15 @@ class Context {
   kvrt_limits limits_ = {};
   kvrt_backend backend_ = KVRT_BACKEND_REF;
   DecodeBackend decode_path_ = {};
+  AppendPath append_path_ = {};
   std::vector<LayerContext> layers_;
   std::vector<std::unique_ptr<RopeStorage>> ropes_;
   std::unique_ptr<Health[]> health_;
-  std::int64_t worker_bytes_ = 0, workspace_bytes_ = 0;
+  kvrt_device device_ = {};
+  int n_processors_ = 0;
+  std::unique_ptr<DeviceTables> tables_;
+  std::unique_ptr<DriverError> driver_error_;
+  std::int64_t worker_bytes_ = 0, shared_bytes_ = 0, workspace_bytes_ = 0;
 };
 
 /// The backend that a device asks for, after KVRT_FORCE_BACKEND. kUnsupported names what this build has.

@@ -61,9 +61,7 @@ extern "C" kvrt_status kvrt_monitor_read(const kvrt_context* context, int32_t la
     kvrt::Call call;
     if (Status status = kvrt::begin_call(context, layer, nullptr, &call); !status.ok()) return status;
     if (!out || (side != KVRT_K && side != KVRT_V)) return Status(Code::kArgument, out ? "side is unknown" : "out is null");
-    const kvrt::Health& h = call.context->health(*call.layer, side);
-    *out = {h.tokens.load(), h.non_finite.load(), h.saturated.load(), h.floored.load()};
-    return {};
+    return call.context->read_health(*call.layer, side, out);
   });
 }
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "kernels/codec/half.h"
+#include "kernels/codec/group_range.h"
 #include "kernels/core/plan_constants.h"
 
 namespace kvrt {
@@ -58,7 +58,7 @@ Status copy_constants(const std::string& where, const kvrt_unit_view& view, cons
     std::vector<float>* out;
   };
   for (const Floats& f : {Floats{"mean", view.mean, &unit->mean}, Floats{"smooth", view.smooth, &unit->smooth}, Floats{"clip_lo", view.clip_lo, &unit->clip_lo},
-                          Floats{"clip_hi", view.clip_hi, &unit->clip_hi}, Floats{"codebook", view.codebook, &unit->codebook},
+                          Floats{"clip_hi", view.clip_hi, &unit->clip_hi}, Floats{"clip_alpha", view.clip_alpha, &unit->clip_alpha}, Floats{"codebook", view.codebook, &unit->codebook},
                           Floats{"ef_u", view.ef_u, &unit->ef_u}}) {
     if (Status status = copy_constant(where, f.name, f.values, find(f.name), f.out); !status.ok()) return status;
   }
@@ -75,6 +75,7 @@ Status read_unit(const kvrt_unit_view& view, CacheSide side, LayerPlan* layer) {
   const std::string where = unit_name(*layer, side);
   if (!view.scheme) return Status(Code::kArgument, where + ": scheme is null");
   std::string error;
+  if (const std::string text = other_encoding(view.scheme); !text.empty()) return Status(Code::kUnsupported, where + ": " + text);
   if (!parse_scheme(view.scheme, &unit.scheme, &error)) return bad_plan(where, "scheme \"" + std::string(view.scheme) + "\": " + error);
   unit.text = to_string(unit.scheme);
   const int width = layer->layout.head_dim;
@@ -92,6 +93,7 @@ Status read_unit(const kvrt_unit_view& view, CacheSide side, LayerPlan* layer) {
   }
 
   if (Status status = copy_constants(where, view, layer->layout, &unit); !status.ok()) return status;
+  if (!unit.clip_alpha.empty() && unit.clip_alpha[0] > 1) return bad_plan(where, "clip_alpha is " + std::to_string(unit.clip_alpha[0]) + ", expected at most 1");
   // Factors of keys before RoPE go over to the query only where both channels of a pair have one factor.
   for (std::size_t i = 0; unit.scheme.pre && i < unit.smooth.size(); ++i) {
     const int channel = static_cast<int>(i) % width, pairs = layer->rotary_dim / 2;
@@ -202,6 +204,11 @@ std::string missing_part(const Plan& plan, const LayerPlan& layer, CacheSide sid
   if (layer.layout.sliding_window > 0) return "a sliding window (" + std::to_string(layer.layout.sliding_window) + " keys) is not offered by this build";
   if (plan.scale_refresh_tokens > 0) return "scale_refresh_tokens is not offered by this build";
   if (unit.scheme.pre && layer.rope_style == KVRT_ROPE_NONE) return "pre: the layer has no RoPE";
+  if (unit.scheme.pair && layer.rope_style == KVRT_ROPE_NONE) return "pair: the layer has no RoPE";
+  if (unit.scheme.pair && unit.scheme.granularity == Granularity::kToken && unit.scheme.group > 0 &&
+      !pairs_map_groups(layer.rotary_dim, layer.rope_style == KVRT_ROPE_INTERLEAVED, layer.layout.head_dim, unit.scheme.group)) {
+    return "pair: RoPE pairs of " + std::to_string(layer.rotary_dim) + " channels do not map groups of " + std::to_string(unit.scheme.group) + " onto groups";
+  }
   return check_implemented(unit.scheme);
 }
 

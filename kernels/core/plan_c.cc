@@ -5,6 +5,7 @@
 
 #include "kernels/core/abi.h"
 #include "kernels/core/context.h"
+#include "kernels/core/cuda_paths.h"
 #include "kernels/core/plan_loader.h"
 
 namespace kvrt {
@@ -20,7 +21,7 @@ kvrt_unit_view view_of(const UnitPlan& u) {
   v.scheme = u.text.c_str(), v.chan_perm = u.chan_perm.c_str();
   v.block_order = u.block_order.empty() ? nullptr : u.block_order.c_str();
   v.mean = or_null(u.mean), v.smooth = or_null(u.smooth), v.clip_lo = or_null(u.clip_lo), v.clip_hi = or_null(u.clip_hi);
-  v.codebook = or_null(u.codebook), v.ef_u = or_null(u.ef_u), v.ef_order = or_null(u.ef_order);
+  v.clip_alpha = or_null(u.clip_alpha), v.codebook = or_null(u.codebook), v.ef_u = or_null(u.ef_u), v.ef_order = or_null(u.ef_order);
   return v;
 }
 
@@ -95,13 +96,18 @@ Status check_units(const Plan& plan, const kvrt_device& device, kvrt_unit_report
   if (Status status = choose_backend(device, &backend); !status.ok()) return status;
   Status first;
   for (const LayerPlan& layer : plan.layers) {
+    const CudaPath cuda = backend == KVRT_BACKEND_CUDA ? cuda_path(layer) : CudaPath();
     for (const kvrt_side side : {KVRT_K, KVRT_V}) {
       const CacheSide cache_side = side == KVRT_K ? CacheSide::kK : CacheSide::kV;
-      const std::string reason = missing_part(plan, layer, cache_side);
+      std::string reason = missing_part(plan, layer, cache_side);
       const std::string nearest = reason.empty() ? "" : nearest_offered(layer.units[side].scheme, layer.layout.head_dim, side == KVRT_K);
-      const kvrt_unit_report r = {layer.index, side, layer.units[side].text.c_str(), reason.empty() ? KVRT_PATH_FUSED : KVRT_PATH_MISSING, backend,
+      if (reason.empty() && backend == KVRT_BACKEND_CUDA && cuda.path == KVRT_PATH_MISSING) {
+        reason = (cuda.side == side ? "" : "the other side of the layer: ") + cuda.reason;
+      }
+      const kvrt_path offered = backend == KVRT_BACKEND_CUDA ? cuda.path : KVRT_PATH_FUSED;
+      const kvrt_unit_report r = {layer.index, side, layer.units[side].text.c_str(), reason.empty() ? offered : KVRT_PATH_MISSING, backend,
                                   reason.c_str(), nearest.c_str()};
-      if (!reason.empty() && first.ok()) first = Status(Code::kUnsupported, unit_name(layer, cache_side) + ": " + reason + "; nearest: " + nearest);
+      if (!reason.empty() && first.ok()) first = Status(Code::kUnsupported, unit_name(layer, cache_side) + ": " + reason + (nearest.empty() ? "" : "; nearest: " + nearest));
       if (report_unit) report_unit(user, &r);
     }
   }

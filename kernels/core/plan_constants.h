@@ -13,6 +13,7 @@ namespace kvrt {
 ///   smooth    [H, D]        smooth, > 0
 ///   clip_lo   [1] tensor, [H] head, [H, D] channel.static: lower thresholds of int*, sint*, nuq*
 ///   clip_hi   the same: upper thresholds; fp8 and nvfp4 ([1]): absmax to cover, > 0, and no clip_lo
+///   clip_alpha [1]         clip over token and channel groups: in (0, 1]; static ranges hold what is left in clip_lo and clip_hi
 ///   codebook  [2^b]         nuq*: ascending entries
 ///   ef_u      [H, D(D+1)/2] ef: upper triangle by rows, in the order of ef_order
 ///   ef_order  [H, D]        ef: channels in the order of feedback, integers

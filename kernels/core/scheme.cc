@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/codec/hadamard_order.h"
+#include "kernels/codec/outlier.h"
 
 namespace kvrt {
 namespace {
@@ -279,8 +280,16 @@ bool needs_calibration(const Scheme& s) noexcept {
          s.center || s.smooth || s.lowrank != 0 || s.clip || s.ef || f == Family::kNuq || s.format == Format::kNvfp4;
 }
 
+std::string other_encoding(std::string_view text) {
+  const std::string format(text.substr(0, text.find('.')));
+  if (format == "fp8e4m3fnuz") return "'" + format + "' (largest value 240) is another encoding than fp8e4m3 (largest value 448), which this build stores; neither reads as the other";
+  if (format == "fp8e5m2fnuz") return "'" + format + "' (exponent bias 16) is another encoding than fp8e5m2 (exponent bias 15), which this build stores; neither reads as the other";
+  return "";
+}
+
 bool parse_scheme(std::string_view text, Scheme* out, std::string* error) {
-  error->clear();
+  *error = other_encoding(text);
+  if (!error->empty()) return false;
   const std::vector<std::string_view> parts = split_parts(text);
   Scheme s;
   bool known = false;
@@ -357,16 +366,13 @@ std::string check_shape(const Scheme& s, int head_dim, bool is_key) {
            "; it needs a multiple of " + std::to_string(block_width(s.format));
   }
   if (s.ef && head_dim > kMaxFeedbackDim) return "ef is offered up to head_dim " + std::to_string(kMaxFeedbackDim) + ", got " + dim;
+  if (s.outlier_per_mille > 0 && head_dim > kMaxOutlierDim) return "out is offered up to head_dim " + std::to_string(kMaxOutlierDim) + ", got " + dim;
   if (s.pair && head_dim % 2 != 0) return "pair needs an even head_dim, got " + dim;
   return s.had ? check_hadamard(s, head_dim) : "";
 }
 
 std::string check_implemented(const Scheme& s) {
-  for (const std::string& m : modifier_names(s)) {
-    if (m != "pre" && m != "center" && m != "smooth" && m != "had" && m != "ef") {
-      return "modifier '" + m + "' is not offered by this build; offered are pre center smooth had ef";
-    }
-  }
+  if (s.lowrank > 0) return "modifier 'lowrank" + std::to_string(s.lowrank) + "' is not offered by this build; offered are pre center smooth had clip out<p> pair ef";
   return "";
 }
 

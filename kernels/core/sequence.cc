@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/codec/page_header.h"
 
 namespace kvrt {
 namespace {
@@ -141,8 +140,6 @@ void pages_needed(const LayerContext& layer, std::int64_t n_tokens, std::int64_t
 }
 
 Segment segment_of(const LayerContext& layer, const kvrt_pools& pools, const Sequence& sequence, int head, kvrt_segment which) {
-  const Tiers& t = layer.tiers();
-  const std::int64_t length = sequence.length(), coded = coded_end(t, length);
   const bool exact = which != KVRT_BASE;
   Segment s = {};
   for (int side = 0; side < KVRT_SIDES; ++side) {
@@ -155,38 +152,9 @@ Segment segment_of(const LayerContext& layer, const kvrt_pools& pools, const Seq
     out.page_bytes = page_stride(pool, page);
     out.block_offset = page.header + head * page.block;
   }
-  s.pages = sequence.pages[which];
   s.pre = layer.units[KVRT_K].pre;
-  std::int64_t first_token = 0;
-  if (which == KVRT_SINK) {
-    s.n_tokens = std::min(length, t.n_sinks);
-    s.n_slots = sink_slots(t);
-  } else if (which == KVRT_WINDOW) {
-    first_token = coded;
-    s.n_tokens = std::max<std::int64_t>(0, length - coded);
-    s.n_slots = ring_slots(t);
-    s.first_slot = s.n_slots ? (coded - t.n_sinks) % s.n_slots : 0;
-  } else {
-    first_token = t.n_sinks;
-    s.n_tokens = coded - t.n_sinks;
-    s.n_slots = sequence.n_pages[which] * s.k.codec.page_tokens;
-  }
-  s.first_position = sequence.first_position + first_token;
+  place_segment(layer.tiers(), sequence, which, s.k.codec.page_tokens, &s);
   return s;
-}
-
-TokenIndex find_token(const Tiers& tiers, std::int64_t length, std::int64_t t) {
-  const std::int64_t coded = coded_end(tiers, length);
-  if (t < tiers.n_sinks) return {KVRT_SINK, t};
-  if (t < coded) return {KVRT_BASE, t - tiers.n_sinks};
-  return {KVRT_WINDOW, t - coded};
-}
-
-std::int64_t stored_first_position(const LayerContext& layer, const kvrt_pools& pools, const Sequence& sequence) {
-  // Token 0 is in slot 0 of the first page of its segment: a ring that holds it has not come round yet.
-  const TokenIndex token = find_token(layer.tiers(), sequence.length(), 0);
-  const Segment segment = segment_of(layer, pools, sequence, 0, token.segment);
-  return load_slot_position(page_start(segment.k, segment.pages[0]), token.segment == KVRT_BASE ? 1 : 2, 0);
 }
 
 }  // namespace kvrt

@@ -6,6 +6,8 @@
 #include <utility>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "kernels/cpu/simd.h"
@@ -32,6 +34,12 @@ KVRT_INLINE I load_halves(const std::uint8_t* p) { return reinterpret_cast<I>(_m
 #elif defined(__AVX2__)
 KVRT_INLINE I load_bytes(const std::uint8_t* p) { return reinterpret_cast<I>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 KVRT_INLINE I load_halves(const std::uint8_t* p) { return reinterpret_cast<I>(_mm256_cvtepu16_epi32(read_as<__m128i>(p))); }
+#elif defined(__ARM_NEON)
+KVRT_INLINE I load_bytes(const std::uint8_t* p) {
+  const uint8x8_t bytes = vcreate_u8(read_as<std::uint32_t>(p));
+  return reinterpret_cast<I>(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+}
+KVRT_INLINE I load_halves(const std::uint8_t* p) { return reinterpret_cast<I>(vmovl_u16(vcreate_u16(read_as<std::uint64_t>(p)))); }
 #else
 KVRT_INLINE I load_bytes(const std::uint8_t* p) {
   const std::uint32_t w = read_as<std::uint32_t>(p);
@@ -61,6 +69,8 @@ KVRT_INLINE F f16_lanes(I h) {
   const __m256i low = _mm256_and_si256(reinterpret_cast<__m256i>(h), _mm256_set1_epi32(0xFFFF));
   const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
   return reinterpret_cast<F>(_mm256_cvtph_ps(packed));
+#elif defined(__ARM_NEON)
+  return reinterpret_cast<F>(vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(reinterpret_cast<uint32x4_t>(h)))));
 #else
   const I magnitude_bits = h & 0x7FFF, sign = (h & 0x8000) << 16;
   const F normal = bits_as<F>((magnitude_bits << 13) + (112 << 23));

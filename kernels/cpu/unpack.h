@@ -36,6 +36,11 @@ KVRT_INLINE F look_up_entry(const float* table, I code) {
   return look_up(load<F>(table), code);
 #elif defined(__AVX2__)
   return reinterpret_cast<F>(_mm256_i32gather_ps(table, reinterpret_cast<__m256i>(code), 4));
+#elif defined(__ARM_NEON)
+  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(table);
+  const uint8x16x4_t entries = {vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)};
+  const I places = code * 0x04040404 + 0x03020100;  // the four bytes of an entry
+  return reinterpret_cast<F>(vqtbl4q_u8(entries, reinterpret_cast<uint8x16_t>(places)));
 #else
   F v;
   for (int i = 0; i < kLanes; ++i) v[i] = table[code[i]];

@@ -81,6 +81,8 @@ KVRT_DEVICE float f16_value(std::uint16_t bits) {
 }
 KVRT_DEVICE float low_f16(std::uint32_t pair) { return f16_value(static_cast<std::uint16_t>(pair)); }
 KVRT_DEVICE float high_f16(std::uint32_t pair) { return f16_value(static_cast<std::uint16_t>(pair >> 16)); }
+KVRT_DEVICE float low_bf16(std::uint32_t pair) { return bf16_to_f32(static_cast<std::uint16_t>(pair)); }
+KVRT_DEVICE float high_bf16(std::uint32_t pair) { return bf16_to_f32(static_cast<std::uint16_t>(pair >> 16)); }
 
 #if !defined(__CUDACC__)
 namespace detail {
@@ -128,6 +130,47 @@ KVRT_DEVICE std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
   return r;
 #else
   return fma_f16x2(a, 0x3C003C00u, b);
+#endif
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+/// Two E4M3 bytes, by the instruction of sm_89 and later.
+KVRT_DEVICE std::uint32_t e4m3x2_to_f16x2(std::uint16_t bytes) {
+  std::uint32_t r;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(bytes));
+  return r;
+}
+#endif
+
+/// 1 / x, relative error at most 2^-22.
+KVRT_DEVICE float reciprocal_approx(float x) {
+#if defined(__CUDACC__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+#else
+  return 1.0f / x;
+#endif
+}
+
+/// a b in both halves, fp16, rounded once.
+KVRT_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDACC__)
+  std::uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+#else
+  return fma_f16x2(a, b, 0x80008000u);
+#endif
+}
+/// -a in both halves.
+KVRT_DEVICE std::uint32_t negate_f16x2(std::uint32_t a) {
+#if defined(__CUDACC__)
+  std::uint32_t r;
+  asm("neg.f16x2 %0, %1;" : "=r"(r) : "r"(a));
+  return r;
+#else
+  return a ^ 0x80008000u;
 #endif
 }
 

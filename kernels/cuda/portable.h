@@ -16,6 +16,8 @@
 #define KVRT_DEVICE __device__ __forceinline__
 /// min_blocks: CTAs that must fit an SM, hence the register cap 65536 / (threads * min_blocks).
 #define KVRT_KERNEL(threads, min_blocks) __global__ void __launch_bounds__(threads, min_blocks)
+/// A kernel argument that is indexed: read where it was put, not copied.
+#define KVRT_GRID_CONSTANT __grid_constant__
 #define KVRT_UNROLL _Pragma("unroll")
 #define KVRT_PRAGMA(text) _Pragma(#text)
 #define KVRT_UNROLL_BY(n) KVRT_PRAGMA(unroll n)
@@ -25,6 +27,7 @@
 #include <functional>
 #define KVRT_DEVICE inline
 #define KVRT_KERNEL(threads, min_blocks) void
+#define KVRT_GRID_CONSTANT
 #define KVRT_UNROLL
 #define KVRT_UNROLL_BY(n)
 #define KVRT_SHARED(type, name) type& name = *static_cast<type*>(::kvrt::cuda::executor::shared(sizeof(type)))
@@ -41,6 +44,7 @@ inline constexpr int kMaxWords = 8;
 int thread();
 int block();
 void* shared(std::size_t bytes);                ///< the block's shared memory, 0xCD at its start
+void* dynamic_shared();                         ///< what the launch asked for besides, 0xCD at its start
 void block_barrier();
 /// Every lane of the warp gives n words; returns the warp's words [32][kMaxWords], valid until the lane's next call but one.
 /// All lanes must meet in the same operation.
@@ -48,7 +52,11 @@ const std::uint32_t* exchange(const char* operation, const std::uint32_t* words,
 void mma_f16(float c[4], const std::uint32_t a[4], const std::uint32_t b[2]);
 void mma_bf16(float c[4], const std::uint32_t a[4], const std::uint32_t b[2]);
 void access(const void* address, int bytes, bool is_store);  ///< checks alignment, counts bytes
-Status run(std::int64_t n_blocks, int n_threads, const std::function<void()>& kernel);
+Status run(std::int64_t n_blocks, int n_threads, std::size_t shared_bytes, const std::function<void()>& kernel);
+/// The device that contexts find, and its memory: host memory, 0xFF at its start.
+bool has_code_for_device();
+void* allocate(std::size_t bytes);
+void release(void* memory);
 }  // namespace executor
 #endif
 
@@ -74,6 +82,16 @@ KVRT_DEVICE void block_barrier() {
 #endif
 }
 
+/// The shared memory that launch() was asked for, aligned to 16 bytes.
+KVRT_DEVICE void* dynamic_shared() {
+#if defined(__CUDACC__)
+  extern __shared__ uint4 kvrt_dynamic_shared[];
+  return kvrt_dynamic_shared;
+#else
+  return executor::dynamic_shared();
+#endif
+}
+
 /// PRMT: byte i of the result is byte (selector >> 4i) & 7 of b:a; with bit 3 of the nibble set, its sign bit eight times.
 KVRT_HOST_DEVICE inline std::uint32_t byte_permute(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
 #if defined(__CUDA_ARCH__)
@@ -93,19 +111,24 @@ KVRT_HOST_DEVICE inline std::uint32_t byte_permute(std::uint32_t a, std::uint32_
 #endif
 }
 
-/// Starts kernel(args) on n_blocks of n_threads in the stream; returns without waiting.
+/// Starts kernel(args) on n_blocks of n_threads in the stream, with shared_bytes of dynamic shared memory; returns without waiting.
 template <class Args>
-Status launch(void (*kernel)(Args), std::int64_t n_blocks, int n_threads, const Args& args, void* stream) {
+Status launch(void (*kernel)(Args), std::int64_t n_blocks, int n_threads, const Args& args, void* stream, std::size_t shared_bytes = 0) {
   if (n_blocks > 0x7FFFFFFF) return Status(Code::kCapacity, "more blocks than one launch takes: " + std::to_string(n_blocks));
   if (n_blocks <= 0) return Status();
 #if defined(__CUDACC__)
-  kernel<<<static_cast<unsigned>(n_blocks), static_cast<unsigned>(n_threads), 0, static_cast<cudaStream_t>(stream)>>>(args);
-  const cudaError_t error = cudaGetLastError();
+  cudaError_t error = cudaSuccess;
+  // Static and dynamic parts together need leave beyond 48 KB.
+  if (shared_bytes > 0) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (error == cudaSuccess) {
+    kernel<<<static_cast<unsigned>(n_blocks), static_cast<unsigned>(n_threads), shared_bytes, static_cast<cudaStream_t>(stream)>>>(args);
+    error = cudaGetLastError();
+  }
   if (error == cudaSuccess) return Status();
   return Status(Code::kCuda, std::string("kernel launch: ") + cudaGetErrorString(error) + " (" + std::to_string(static_cast<int>(error)) + ")");
 #else
   static_cast<void>(stream);
-  return executor::run(n_blocks, n_threads, [&] { kernel(args); });
+  return executor::run(n_blocks, n_threads, shared_bytes, [&] { kernel(args); });
 #endif
 }
 

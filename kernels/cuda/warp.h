@@ -29,6 +29,15 @@ KVRT_DEVICE float shuffle(float value, int source) {
 #endif
 }
 
+/// Waits for the other lanes; what they wrote to memory before is seen behind it.
+KVRT_DEVICE void warp_barrier() {
+#if defined(__CUDACC__)
+  __syncwarp();
+#else
+  executor::exchange("warp_barrier", nullptr, 0);
+#endif
+}
+
 /// True if `predicate` holds in any lane.
 KVRT_DEVICE bool warp_any(bool predicate) {
 #if defined(__CUDACC__)

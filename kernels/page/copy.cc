@@ -3,12 +3,35 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/core/call.h"
+#include "kernels/core/device_call.h"
+#include "kernels/page/copy_cuda.h"
 
 namespace kvrt {
 namespace {
 
-Status copy_pages(const Call& call, kvrt_segment segment, const kvrt_pools* pools, const int32_t* from, const int32_t* to, int64_t n) {
+/// The result is that of one copy after the other.
+Status copy_on_device(const Call& call, kvrt_segment segment, const kvrt_pool* both, const int32_t* from, const int32_t* to, int64_t n, void* stream) {
+  CopyArgs args;
+  for (int side = 0; side < KVRT_SIDES; ++side) {
+    const UnitContext& unit = call.layer->units[side];
+    const BlockLayout& page = segment == KVRT_BASE ? unit.base_page : unit.exact_page;
+    args.pools[side] = static_cast<std::uint8_t*>(both[side].base);
+    args.strides[side] = page_stride(both[side], page), args.bytes[side] = page.page;
+  }
+  for (int64_t first = 0; first < n;) {
+    args.n = 0;
+    for (; first < n && args.n < kCopiesALaunch; ++first, ++args.n) {
+      const bool meets_another = std::any_of(args.from, args.from + args.n, [&](int32_t id) { return id == to[first]; }) ||
+                                 std::any_of(args.to, args.to + args.n, [&](int32_t id) { return id == from[first] || id == to[first]; });
+      if (meets_another) break;  // it waits for the copies before it: the next launch
+      args.from[args.n] = from[first], args.to[args.n] = to[first];
+    }
+    if (Status status = copy_cuda(args, stream); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status copy_pages(const Call& call, kvrt_segment segment, const kvrt_pools* pools, const int32_t* from, const int32_t* to, int64_t n, void* stream) {
   const std::string where = "layer " + std::to_string(call.layer->plan->index);
   if (segment == KVRT_SALIENT) return Status(Code::kUnsupported, where + ": salient pages are not offered by this build");
   if (segment < 0 || segment > KVRT_SALIENT) return Status(Code::kArgument, where + ": segment is unknown");
@@ -30,6 +53,7 @@ Status copy_pages(const Call& call, kvrt_segment segment, const kvrt_pools* pool
       }
     }
   }
+  if (call.on_device()) return keep_driver_error(*call.context, copy_on_device(call, segment, both, from, to, n, stream));
   for (int side = 0; side < KVRT_SIDES; ++side) {
     const UnitContext& unit = call.layer->units[side];
     const BlockLayout& page = segment == KVRT_BASE ? unit.base_page : unit.exact_page;
@@ -50,6 +74,6 @@ extern "C" kvrt_status kvrt_copy_pages(const kvrt_context* context, int32_t laye
   return kvrt::guarded(err, [&]() -> kvrt::Status {
     kvrt::Call call;
     if (kvrt::Status status = kvrt::begin_call(context, layer, stream, &call); !status.ok()) return status;
-    return kvrt::copy_pages(call, segment, pools, from, to, n);
+    return kvrt::copy_pages(call, segment, pools, from, to, n, stream);
   });
 }

@@ -1,9 +1,7 @@
 // kvrt_page_verify: every live byte of one sequence through the codecs.
 
-#include <cstring>
-
-#include "kernels/codec/page_header.h"
-#include "kernels/core/call.h"
+#include "kernels/page/row_faults.h"
+#include "kernels/page/verify_launch.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
@@ -14,23 +12,6 @@ void add_to_checksum(const float* x, int n, std::uint64_t* sum) {
   for (int i = 0; i < n; ++i) {
     *sum = (*sum ^ f32_bits(x[i])) * 0x100000001B3ull;
   }
-}
-
-/// Grids that an encoder writes: finite, and steps above zero but for rows of zeros in formats whose scale says so.
-bool good_scales(const PageCodec& c, const std::uint8_t* block, int slot) {
-  if (is_exact(c.format) || is_llamacpp_block(c.format)) return true;
-  for (int d = 0; d < c.head_dim; ++d) {
-    const Grid g = detail::grid_at(c, block, slot, d);
-    if (!f32_is_finite(g.scale) || !f32_is_finite(g.lo) || g.scale < 0 || (g.scale == 0 && !is_lm(c.format) && !is_fp4(c.format))) return false;
-  }
-  return true;
-}
-
-/// The header's position of live token i. A slot of the ring may still hold the token of the last turn.
-bool good_position(const Segment& s, kvrt_segment which, std::int64_t i) {
-  const TokenPlace place = place_of(s, i);
-  const std::int64_t stored = load_slot_position(page_start(s.k, place.page), which == KVRT_BASE ? 1 : 2, place.slot), expected = s.first_position + i;
-  return stored == expected || (which == KVRT_WINDOW && stored == expected + s.n_slots);
 }
 
 struct Verifier {
@@ -47,22 +28,29 @@ struct Verifier {
     }
   }
 
-  void visit(kvrt_side side, std::int64_t token, int head, float* row) {
-    const UnitContext& unit = call.layer->units[side];
+  /// Decodes one row; returns its RowFaults.
+  std::uint8_t read(kvrt_side side, std::int64_t token, int head, bool checks_position, float* row) const {
     const TokenIndex at = find_token(call.layer->tiers(), sequence.length(), token);
     const Segment segment = segment_of(*call.layer, pools, sequence, head, at.segment);
     const SegmentSide& bytes = side == KVRT_K ? segment.k : segment.v;
     const TokenPlace place = place_of(segment, at.index);
-    if (side == KVRT_K && unit.pre && head == 0 && knows_position && !good_position(segment, at.segment, at.index)) {
+    const std::uint8_t* const page = page_start(bytes, place.page);
+    std::uint8_t faults = good_scales(bytes.codec, page + bytes.block_offset, place.slot) ? 0 : kBadScale;
+    if (checks_position && head == 0 && !good_position(page, at.segment, place.slot, segment.first_position + at.index, segment.n_slots)) faults |= kBadPosition;
+    read_token(*call.layer, pools, sequence, head, side, token, row, row + bytes.codec.head_dim);
+    return faults;
+  }
+
+  void add(kvrt_side side, std::int64_t token, int head, const float* row, std::uint8_t faults) {
+    if (faults & kBadPosition) {
       ++report->bad_positions;
       fault(side, token, head, "another position in its page header");
     }
-    if (!good_scales(bytes.codec, page_start(bytes, place.page) + bytes.block_offset, place.slot)) {
+    if (faults & kBadScale) {
       ++report->bad_scales;
       fault(side, token, head, "a scale that no encoder writes");
     }
-    const int width = bytes.codec.head_dim;
-    read_token(*call.layer, pools, sequence, head, side, token, row, row + width);
+    const int width = call.layer->layout.head_dim;
     for (int d = 0; d < width; ++d) {
       if (f32_is_finite(row[d])) continue;
       ++report->bad_values;
@@ -72,7 +60,36 @@ struct Verifier {
   }
 };
 
-Status verify(const Call& call, const kvrt_batch& batch, int32_t seq, const kvrt_pools& pools, kvrt_verify_report* out) {
+Status verify_rows(Verifier* v, const kvrt_batch& batch, int32_t seq, void* stream) {
+  const Call& call = v->call;
+  const std::int64_t heads = call.n_heads(), n_rows = v->sequence.length() * heads;
+  DeviceRows on_device;
+  if (call.on_device() && n_rows > 0) {
+    if (Status status = on_device.start(call, batch, seq, v->sequence.first_position, v->pools, stream); !status.ok()) return status;
+  }
+  for (const kvrt_side side : {KVRT_K, KVRT_V}) {
+    const bool checks_position = side == KVRT_K && v->knows_position;
+    on_device.select(side, checks_position);
+    for (std::int64_t i = 0; i < n_rows; ++i) {
+      const std::int64_t token = i / heads;
+      const int head = static_cast<int>(i % heads);
+      const float* row = nullptr;
+      std::uint8_t faults = 0;
+      if (call.on_device()) {
+        if (Status status = on_device.fetch(i, n_rows, &row, &faults); !status.ok()) return status;
+      } else {
+        auto* const scratch = static_cast<float*>(call.scratch(0));
+        faults = v->read(side, token, head, checks_position, scratch);
+        row = scratch;
+      }
+      v->add(side, token, head, row, faults);
+    }
+    v->report->n_tokens += v->sequence.length();
+  }
+  return {};
+}
+
+Status verify(const Call& call, const kvrt_batch& batch, int32_t seq, const kvrt_pools& pools, kvrt_verify_report* out, void* stream) {
   if (!out) return Status(Code::kArgument, "out is null");
   if (seq < 0 || seq >= batch.n_seqs) return Status(Code::kArgument, "seq " + std::to_string(seq) + " is not in a batch of " + std::to_string(batch.n_seqs));
   *out = {};
@@ -80,13 +97,10 @@ Status verify(const Call& call, const kvrt_batch& batch, int32_t seq, const kvrt
   Verifier verifier{call, pools, sequence_of(batch, seq), false, out, {}};
   Sequence& sequence = verifier.sequence;
   verifier.knows_position = call.layer->units[KVRT_K].pre && sequence.length() > 0;
-  if (verifier.knows_position && sequence.n_rows == 0) sequence.first_position = stored_first_position(*call.layer, pools, sequence);
-  for (const kvrt_side side : {KVRT_K, KVRT_V}) {
-    for (std::int64_t t = 0; t < sequence.length(); ++t) {
-      for (int head = 0; head < call.n_heads(); ++head) verifier.visit(side, t, head, static_cast<float*>(call.scratch(0)));
-      ++out->n_tokens;
-    }
+  if (verifier.knows_position && sequence.n_rows == 0) {
+    if (Status status = stored_first_position(call, pools, sequence, stream, &sequence.first_position); !status.ok()) return status;
   }
+  if (Status status = verify_rows(&verifier, batch, seq, stream); !status.ok()) return keep_driver_error(*call.context, status);
   return verifier.first_fault.empty() ? Status() : Status(Code::kNumeric, verifier.first_fault);
 }
 
@@ -98,6 +112,6 @@ extern "C" kvrt_status kvrt_page_verify(const kvrt_context* context, int32_t lay
   return kvrt::guarded(err, [&]() -> kvrt::Status {
     kvrt::Call call;
     if (kvrt::Status status = kvrt::begin_call(context, layer, batch, pools, workspace, stream, &call); !status.ok()) return status;
-    return kvrt::verify(call, *batch, seq, *pools, out);
+    return kvrt::verify(call, *batch, seq, *pools, out, stream);
   });
 }

@@ -3,7 +3,8 @@
 #include <cmath>
 
 #include "kernels/core/call.h"
-#include "kernels/read/decode_sequence.h"
+#include "kernels/read/decode_launch.h"
+#include "kernels/read/decode_step.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
@@ -27,17 +28,17 @@ Status check_attn(const Call& call, const kvrt_batch& batch, const kvrt_attn& at
   return {};
 }
 
-Status decode(const Call& call, const kvrt_batch& batch, const kvrt_attn* attn, const kvrt_pools& pools) {
+Status decode(const Call& call, const kvrt_batch& batch, const kvrt_attn* attn, const kvrt_pools& pools, void* stream) {
   if (batch.n_seqs == 0 || batch.row_offsets[batch.n_seqs] == batch.row_offsets[0]) return {};
   if (!attn) return Status(Code::kArgument, "attn is null");
   if (Status status = check_attn(call, batch, *attn); !status.ok()) return status;
+  if (call.on_device()) return keep_driver_error(*call.context, decode_on_device(call, batch, *attn, pools, stream));
+  if (call.context->backend() == KVRT_BACKEND_CPU) return decode_step(call, batch, *attn, pools), Status();
   const std::int64_t heads = call.n_heads();
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
     const Sequence sequence = sequence_of(batch, i / heads);
     if (sequence.n_rows == 0) return;
-    const int head = static_cast<int>(i % heads);
-    if (call.context->backend() == KVRT_BACKEND_CPU) decode_sequence(*call.layer, call.context->attend(), sequence, head, *attn, pools, call.scratch(worker));
-    else decode_reference(*call.layer, sequence, head, *attn, pools, call.scratch(worker));
+    decode_reference(*call.layer, sequence, static_cast<int>(i % heads), *attn, pools, call.scratch(worker));
   });
   return {};
 }
@@ -50,6 +51,6 @@ extern "C" kvrt_status kvrt_decode(const kvrt_context* context, int32_t layer, c
   return kvrt::guarded(err, [&]() -> kvrt::Status {
     kvrt::Call call;
     if (kvrt::Status status = kvrt::begin_call(context, layer, batch, pools, workspace, stream, &call); !status.ok()) return status;
-    return kvrt::decode(call, *batch, attn, *pools);
+    return kvrt::decode(call, *batch, attn, *pools, stream);
   });
 }

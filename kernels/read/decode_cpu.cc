@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "kernels/codec/page_codec.h"
+#include "kernels/core/isa.h"
 
 namespace kvrt {
 namespace {
@@ -20,13 +21,19 @@ constexpr float kNothing = -1e30f;  ///< maximum of no token
 void decode_rows_scalar(const PageCodec& codec, const std::uint8_t* block, int slot, int begin, int end, std::int64_t stride, float* out) {
   for (int t = begin; t < end; ++t) {
     float* const row = out + t * stride;
-    for (int c = 0; c < codec.head_dim; ++c) row[stored_position(codec.spread, codec.head_dim, c)] = decode_value(codec, block, slot + t, c);
+    for (int c = 0; c < codec.head_dim; ++c) row[stored_position(codec.spread, codec.head_dim, c)] = decode_code(codec, block, slot + t, c);
     for (std::int64_t c = codec.head_dim; c < stride; ++c) row[c] = 0.0f;
   }
+  add_outliers(codec, block, slot, begin, end, stride, 1, out);
+}
+
+void add_outliers(const PageCodec& codec, const std::uint8_t* block, int slot, int begin, int end, std::int64_t per_row, std::int64_t per_channel, float* out) {
+  visit_outliers(codec, block, slot + begin, slot + end,
+                 [&](int at, int position, float delta) { out[(at - slot) * per_row + position * per_channel] += delta; });
 }
 
 std::vector<DecodeBackend> decode_backends() {
-  std::vector<DecodeBackend> backends = {{"baseline", attend_head_baseline}};
+  std::vector<DecodeBackend> backends = {{kBaselineName, attend_head_baseline}};
 #if defined(KVRT_X86_PATHS)
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (has_avx2) backends.push_back({"avx2", attend_head_avx2});

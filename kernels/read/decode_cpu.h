@@ -37,7 +37,7 @@ struct DecodeBackend {
   const char* name;
   AttendHead attend;
 };
-/// The vector paths that this build has and this CPU runs, widest last; the first is "baseline".
+/// The vector paths that this build has and this CPU runs, widest last; the first is kBaselineName.
 std::vector<DecodeBackend> decode_backends();
 /// The widest path, or the one named by KVRT_FORCE_ISA. Codes: kUnsupported if that is none of decode_backends().
 Status choose_decode_backend(DecodeBackend* out);
@@ -60,5 +60,9 @@ void clear_partial(const Partial& partial, int n_queries, int head_dim);
 
 /// Scalar, for shapes without a vector unpacker: slots slot + [begin, end) to out + t * stride in stored order, zeros behind channel D.
 void decode_rows_scalar(const PageCodec& codec, const std::uint8_t* block, int slot, int begin, int end, std::int64_t stride, float* out);
+
+/// Adds the outliers of slots slot + [begin, end) to decoded codes; token t and stored channel c lie at t * per_row + c * per_channel.
+/// Not inline: it is called from the vector paths, which may not share inline functions.
+void add_outliers(const PageCodec& codec, const std::uint8_t* block, int slot, int begin, int end, std::int64_t per_row, std::int64_t per_channel, float* out);
 
 }  // namespace kvrt

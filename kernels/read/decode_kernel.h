@@ -1,26 +1,28 @@
 #pragma once
-// Device code of the fused decode kernel, part 4: the loop over tiles, the running softmax and the merge of the warps.
+// Device code of the decode kernels, part 7: the loop over tiles, the running softmax and the merge of the warps.
 // 4 warps a CTA; each takes steps of 4 tiles (64 slots; 2 tiles where the outputs need the registers). No shared memory and no barrier
 // inside the loop.
 
 #include "kernels/read/decode_cuda.h"
+#include "kernels/read/decode_keys.h"
 #include "kernels/read/decode_values.h"
 
 namespace kvrt {
 
-inline constexpr int kDecodeThreads = 128;
-inline constexpr int kDecodeWarps = kDecodeThreads / cuda::kWarp;
 KVRT_HOST_DEVICE constexpr int decode_step_tiles(int head_dim, int head_tiles) { return head_dim * head_tiles <= 64 ? 4 : 2; }
 /// CTAs an SM must hold: caps registers at 128, 168 and 255.
 KVRT_HOST_DEVICE constexpr int decode_min_blocks(int head_dim, int head_tiles) {
-  return head_tiles == 1 ? 4 : head_dim <= 64 ? 3 : 2;
+  return head_tiles == 1 && head_dim <= 128 ? 4 : head_dim <= 64 ? 3 : 2;
 }
 
-template <int D, int N>
+/// D: width of the products; rows and outputs have args.head_dim <= D channels.
+template <class Keys, int D, int N>
 struct DecodeShared {
   SideView k, v;
+  typename Keys::Shared keys;
   const std::int32_t* pages;
   std::int32_t page_shift;  ///< log2 of the tokens of a page
+  float soft_cap;
   float m[kDecodeWarps][8 * N], l[kDecodeWarps][8 * N];
   float o[8 * N][D];
 };
@@ -105,17 +107,33 @@ struct LiveSlots {
   }
 };
 
+/// Score with `add` and the soft cap c: c tanh(score / c), which is c - 2 c / (1 + e^(2 score / c)).
+KVRT_DEVICE float capped_score(float score, float soft_cap) {
+  if (soft_cap == 0.0f) return score;
+  constexpr float kTwoLog2e = 2.88539008177792682f;
+  const float x = score * cuda::reciprocal_approx(soft_cap) * kTwoLog2e;
+  return soft_cap - 2.0f * soft_cap * cuda::reciprocal_approx(1.0f + cuda::exp2_approx(x < 126.0f ? x : 126.0f));
+}
+
+template <class Shared>
+KVRT_DEVICE TilePlace place_tile(const Shared& shared, int tile, int tile_slot) {
+  const int shift = cuda::reread(shared.page_shift);
+  const std::int64_t page = cuda::load(cuda::reread(shared.pages) + (tile_slot >> shift));
+  return {page_block(shared.k, page), page_block(shared.v, page), tile_slot & ((1 << shift) - 1), tile};
+}
+
 /// One warp's share of a chunk.
-template <class Keys, class Values, int D, int N>
-KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, const DecodeShared<D, N>& shared,
-                              const QueryFragments<D, N>& query, RunningSoftmax<D, N>& r) {
+template <class Keys, class Values, class Shared, int D, int N>
+KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, const Shared& shared,
+                              const typename Keys::template Query<N>& query, RunningSoftmax<D, N>& r) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
   const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
   const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v);
   bool is_first = true;
-  constexpr int kStepTiles = decode_step_tiles(D, N);
+  constexpr int kStepTiles = decode_step_tiles(D, N) < kMaxStepTiles<Keys> ? decode_step_tiles(D, N) : kMaxStepTiles<Keys>;
   const int end = static_cast<int>(chunk.tile_end);
-  for (int begin = static_cast<int>(chunk.tile_begin) + kStepTiles * cuda::warp_index(); begin < end; begin += kStepTiles * kDecodeWarps) {
+  const int chunk_begin = static_cast<int>(chunk.tile_begin);
+  for (int begin = first_tile<Keys, kStepTiles>(chunk_begin); begin < end; begin = next_tile<Keys, kStepTiles>(begin, chunk_begin)) {
     float s[kStepTiles][N][4];
     std::uint32_t params[kStepTiles][2];  // of the values of rows g and g + 8
     float m[N][2], largest = 0;
@@ -125,23 +143,24 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
     for (int t = 0; t < kStepTiles; ++t) {
       params[t][0] = params[t][1] = 0;
       if (begin + t >= end) continue;
-      const int tile_slot = slots.tile_slot(begin + t), shift = cuda::reread(shared.page_shift), slot = tile_slot & ((1 << shift) - 1);
-      const std::int64_t page = cuda::load(cuda::reread(shared.pages) + (tile_slot >> shift));
-      Keys::template score<N>(shared.k, page_block(shared.k, page), slot, query, s[t]);
+      const int tile_slot = slots.tile_slot(begin + t);
+      const TilePlace place = place_tile(shared, begin + t, tile_slot);
+      Keys::template score<N>(shared.k, shared.keys, place, query, s[t]);
+      const float soft_cap = cuda::reread(shared.soft_cap);
       KVRT_UNROLL
       for (int i = 0; i < 2; ++i) {
         const bool live = slots.is_live(tile_slot + g + 8 * i);
         if (folds_scale) {
-          const std::uint32_t stored = Values::row_params(shared.v, page_block(shared.v, page), slot + g + 8 * i);
+          const std::uint32_t stored = Values::row_params(shared.v, place.v, place.slot + g + 8 * i);
           params[t][i] = live ? stored : 0u;
-          largest = fmaxf(largest, cuda::low_f16(params[t][i]));
+          largest = fmaxf(largest, Values::row_scale(shared.v, params[t][i]));
         }
         KVRT_UNROLL
         for (int n = 0; n < N; ++n) {
           KVRT_UNROLL
           for (int j = 0; j < 2; ++j) {
             float& score = s[t][n][2 * i + j];
-            score = live ? score : kNoScore;
+            score = live ? capped_score(score + Keys::add(query, n, j), soft_cap) : kNoScore;
             m[n][j] = fmaxf(m[n][j], score);
           }
         }
@@ -160,14 +179,14 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
     KVRT_UNROLL
     for (int t = 0; t < kStepTiles; ++t) {
       if (begin + t >= end) continue;
-      const int tile_slot = slots.tile_slot(begin + t), shift = cuda::reread(shared.page_shift), slot = tile_slot & ((1 << shift) - 1);
-      const std::int64_t page = cuda::load(cuda::reread(shared.pages) + (tile_slot >> shift));
+      const int tile_slot = slots.tile_slot(begin + t);
+      const TilePlace place = place_tile(shared, begin + t, tile_slot);
       std::uint32_t weights[N][2];
       KVRT_UNROLL
       for (int i = 0; i < 2; ++i) {
         const bool live = slots.is_live(tile_slot + g + 8 * i);
-        const float scale = (folds_scale ? cuda::low_f16(params[t][i]) : 1.0f) * r.weight_scale;
-        const float lo = folds_scale ? cuda::high_f16(params[t][i]) : 0.0f;
+        const float scale = (folds_scale ? Values::row_scale(shared.v, params[t][i]) : 1.0f) * r.weight_scale;
+        const float lo = folds_scale ? Values::row_lo(shared.v, params[t][i]) : 0.0f;
         KVRT_UNROLL
         for (int n = 0; n < N; ++n) {
           float p[2];
@@ -178,37 +197,38 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
             if (folds_scale) r.z[n][j] += p[j] * lo;
           }
           const std::uint32_t pair = Values::kIsBf16 ? cuda::pack_bf16(p[0] * scale, p[1] * scale) : cuda::pack_f16(p[0] * scale, p[1] * scale);
-          if (folds_scale) r.w[n][0] += cuda::low_f16(pair), r.w[n][1] += cuda::high_f16(pair);
+          if (Values::kIsBiased) r.w[n][0] += cuda::low_f16(pair), r.w[n][1] += cuda::high_f16(pair);
           weights[n][i] = cuda::transpose_8x8(pair);
         }
       }
       bool live[4];
       KVRT_UNROLL
       for (int i = 0; i < 4; ++i) live[i] = slots.is_live(tile_slot + value_token(quad, i));
-      Values::template accumulate<N>(shared.v, page_block(shared.v, page), slot, live, weights, r.o);
+      Values::template accumulate<N>(shared.v, place.v, place.slot, live, weights, r.o);
     }
   }
 }
 
 /// Warps merge through shared memory, in order; the partial result goes out.
-template <class Values, int D, int N>
-KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, DecodeShared<D, N>& shared) {
+template <class Values, class Shared, int D, int N>
+KVRT_DEVICE void merge_warps(const DecodeArgs& args, std::int64_t chunk, int first_head, RunningSoftmax<D, N>& r, Shared& shared) {
   const int lane = cuda::lane_index(), warp = cuda::warp_index(), g = lane / 4, quad = lane % 4;
   const bool is_odd = g % 2 != 0;  // parity of the lane's tokens g and g + 8
-  float bias[N][2][2];
+  const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v), has_bias = Values::has_bias(shared.v);
+  float even[N][2], odd[N][2];  // Σ of rounded weights of even and of odd tokens
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
     KVRT_UNROLL
     for (int j = 0; j < 2; ++j) {
       r.l[n][j] = column_sum(r.l[n][j]);
       r.z[n][j] = column_sum(r.z[n][j]);
-      KVRT_UNROLL
-      for (int row = 0; row < 2; ++row) bias[n][row][j] = column_sum(r.w[n][j] * Values::bias(row, is_odd));
+      even[n][j] = column_sum(is_odd ? 0.0f : r.w[n][j]);
+      odd[n][j] = column_sum(is_odd ? r.w[n][j] : 0.0f);
       if (g == 0) shared.m[warp][8 * n + 2 * quad + j] = r.m[n][j], shared.l[warp][8 * n + 2 * quad + j] = r.l[n][j];
     }
   }
   cuda::block_barrier();
-  const float scale = Values::undo(shared.v) * inverse_of_power(r.weight_scale);
+  const float undo = inverse_of_power(r.weight_scale);
   float factor[N][2];
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -220,17 +240,22 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, De
       factor[n][j] = cuda::exp2_approx(r.m[n][j] - top);
     }
   }
-  KVRT_UNROLL
   for (int x = 0; x < kDecodeWarps; ++x) {
     if (x == warp) {
       KVRT_UNROLL
-      for (int n = 0; n < N; ++n) {
+      for (int reg = 0; reg < D / 8; ++reg) {
+        const int channel = Values::channel(g, reg);
+        const bool is_channel = channel < shared.v.head_dim;
+        const ChannelGrid grid = Values::grid(shared.v, is_channel ? channel : 0);
+        const float mean = shared.v.mean != nullptr && is_channel ? cuda::load(shared.v.mean + channel) : 0.0f;
+        const float even_bias = has_bias ? Values::bias(shared.v, reg, false) : 0.0f, odd_bias = has_bias ? Values::bias(shared.v, reg, true) : 0.0f;
         KVRT_UNROLL
-        for (int i = 0; i < D / 16; ++i) {
+        for (int n = 0; n < N; ++n) {
           KVRT_UNROLL
-          for (int c = 0; c < 4; ++c) {
-            float& sum = shared.o[8 * n + 2 * quad + c % 2][g * (D / 8) + 2 * i + c / 2];
-            const float value = ((r.o[n][i][c] - bias[n][c / 2][c % 2]) * scale + r.z[n][c % 2]) * factor[n][c % 2];
+          for (int j = 0; j < 2; ++j) {
+            float& sum = shared.o[8 * n + 2 * quad + j][channel];
+            const float codes = (r.o[n][reg / 2][2 * (reg % 2) + j] - even[n][j] * even_bias - odd[n][j] * odd_bias) * (undo * grid.scale);
+            const float value = (codes + (folds_scale ? r.z[n][j] : grid.lo * r.l[n][j]) + mean * r.l[n][j]) * factor[n][j];
             sum = x == 0 ? value : sum + value;
           }
         }
@@ -238,9 +263,11 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, De
     }
     cuda::block_barrier();
   }
-  const int n_heads = args.n_query_heads;
-  const std::int64_t first = static_cast<std::int64_t>(cuda::block_index()) * n_heads;
-  for (int i = cuda::thread_index(); i < n_heads * D; i += kDecodeThreads) cuda::store(args.partials.o + first * D + i, shared.o[i / D][i % D]);
+  const int rest = args.n_query_heads - first_head, n_heads = rest < 8 * N ? rest : 8 * N, dim = args.head_dim;
+  const std::int64_t first = chunk * args.n_query_heads + first_head;
+  for (int head = 0; head < n_heads; ++head) {
+    for (int c = cuda::thread_index(); c < dim; c += kDecodeThreads) cuda::store(args.partials.o + (first + head) * dim + c, shared.o[head][c]);
+  }
   for (int head = cuda::thread_index(); head < n_heads; head += kDecodeThreads) {
     float top = kNoScore, sum = 0;
     for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, shared.m[x][head]);
@@ -250,35 +277,62 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, De
   }
 }
 
-template <class Keys, class Values, int D, int N>
-KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, DecodeShared<D, N>& shared) {
-  QueryFragments<D, N> query;
-  load_query<Keys>(args.q + static_cast<std::int64_t>(chunk.row) * args.n_query_heads * D, args.n_query_heads, query);
-  RunningSoftmax<D, N> r;
-  start_softmax(r);
-  decode_tiles<Keys, Values>(segment, chunk, shared, query, r);
-  merge_warps<Values>(args, r, shared);
+/// The CTA's share of the work: a chunk and a tile of 8 N heads.
+struct DecodeWork {
+  std::int64_t chunk;
+  int first_head;
+};
+template <int N>
+KVRT_DEVICE DecodeWork decode_work(const DecodeArgs& args) {
+  const int head_tiles = (args.n_query_heads + 8 * N - 1) / (8 * N), block = cuda::block_index();
+  return {block / head_tiles, block % head_tiles * (8 * N)};
 }
 
-/// One CTA a chunk. Coded pages as the families say; segments of bf16 pages (sinks, window) in the same launch.
-template <class Keys, class Values, int D, int N>
+/// Fills the shared memory of a CTA; a barrier must follow.
+template <class Keys, class Shared>
+KVRT_DEVICE void share_segment(const DecodeArgs& args, const Segment& segment, int k_channels, int v_channels, Shared& shared) {
+  const int thread = cuda::thread_index();
+  view_side(segment.k, k_channels, thread, kDecodeThreads, &shared.k);
+  view_side(segment.v, v_channels, thread, kDecodeThreads, &shared.v);
+  Keys::prepare(args, segment, shared.keys);
+  if (thread != 0) return;
+  shared.pages = segment.pages;
+  shared.soft_cap = args.soft_cap;
+  int shift = 0;
+  while ((1 << shift) < segment.k.codec.page_tokens) ++shift;
+  shared.page_shift = shift;
+}
+
+KVRT_DEVICE const float* queries_of(const DecodeArgs& args, std::int64_t row, int first_head) {
+  return args.q + (row * args.n_query_heads + first_head) * args.head_dim;
+}
+
+template <class Keys, class Values, class Shared, int D, int N>
+KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
+  typename Keys::template Query<N> query;
+  Keys::template load<N>(shared.k, shared.keys, &shared.o[0][0], queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
+  RunningSoftmax<D, N> r;
+  start_softmax(r);
+  decode_tiles<Keys, Values, Shared, D, N>(segment, chunk, shared, query, r);
+  merge_warps<Values, Shared, D, N>(args, work.chunk, work.first_head, r, shared);
+}
+
+KVRT_DEVICE bool is_exact_segment(const Segment& s) { return s.k.codec.format == Format::kBf16 && s.v.codec.format == Format::kBf16; }
+
+/// One CTA a chunk and head tile. Coded pages as the families say; segments of bf16 pages (sinks, window) in the same launch.
+template <class Keys, class Values, class ExactKeys, int D, int N>
 KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeArgs args) {
-  using Shared = DecodeShared<D, N>;
+  using Shared = DecodeShared<Keys, D, N>;
   KVRT_SHARED(Shared, shared);
-  const DecodeChunk& chunk = args.chunks[cuda::block_index()];
+  const DecodeWork work = decode_work<N>(args);
+  const DecodeChunk& chunk = args.chunks[work.chunk];
   const Segment& segment = args.segments[chunk.segment];
-  if (cuda::thread_index() == 0) {
-    shared.k = view_side(segment.k), shared.v = view_side(segment.v);
-    shared.pages = segment.pages;
-    int shift = 0;
-    while ((1 << shift) < segment.k.codec.page_tokens) ++shift;
-    shared.page_shift = shift;
-  }
+  share_segment<Keys>(args, segment, D / 4, D / 8, shared);
   cuda::block_barrier();
-  if (segment.k.codec.format == Format::kBf16 && segment.v.codec.format == Format::kBf16) {
-    decode_chunk<PlainKeys<D, true>, PlainValues<D, true>, D, N>(args, chunk, segment, shared);
+  if (is_exact_segment(segment)) {
+    decode_chunk<ExactKeys, PlainValues<D, true, false>, Shared, D, N>(args, work, chunk, segment, shared);
   } else {
-    decode_chunk<Keys, Values, D, N>(args, chunk, segment, shared);
+    decode_chunk<Keys, Values, Shared, D, N>(args, work, chunk, segment, shared);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/read/decode_sequence.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/reference/reference.h"
@@ -9,28 +10,39 @@ namespace kvrt {
 namespace {
 
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr int kParts = 4;  ///< sink, window, base, and the learned logit
+/// Partials of one sequence and head: sink, window, base ranges, and last the learned logit.
+constexpr int kFirstRange = KVRT_BASE, kParts = kFirstRange + kMaxRanges + 1;
 
 struct Scratch {
   float *q, *q_base;          ///< [G, D] in the model's coordinates, and in those of stored base keys
   float *out, *lse;           ///< [G, D], [G]
-  Partial parts[kParts];
   float* attend;
 };
 
-/// Every part starts at a multiple of 64 bytes. Returns the bytes used.
-std::int64_t lay_out(const LayerContext& layer, void* base, Scratch* s) {
-  const std::int64_t g = layer.group, d = layer.layout.head_dim;
-  std::uintptr_t at = reinterpret_cast<std::uintptr_t>(base);
-  const auto take = [&](std::int64_t floats) {
+/// Hands out parts that start at multiples of 64 bytes.
+struct Carver {
+  std::uintptr_t begin, at;
+  explicit Carver(void* base) : begin(reinterpret_cast<std::uintptr_t>(base)), at(begin) {}
+  float* take(std::int64_t floats) {
     const std::uintptr_t here = at;
     at += static_cast<std::uintptr_t>((floats * 4 + 63) / 64 * 64);
     return reinterpret_cast<float*>(here);
-  };
-  s->q = take(g * d), s->q_base = take(g * d), s->out = take(g * d), s->lse = take(g);
-  for (Partial& p : s->parts) p.m = take(g), p.l = take(g), p.o = take(g * d);
-  s->attend = take(decode_workspace_floats(static_cast<int>(d), static_cast<int>(g)));
-  return static_cast<std::int64_t>(at - reinterpret_cast<std::uintptr_t>(base));
+  }
+  std::int64_t used() const { return static_cast<std::int64_t>(at - begin); }
+};
+
+std::int64_t lay_out(const LayerContext& layer, void* base, Scratch* s) {
+  const std::int64_t g = layer.group, d = layer.layout.head_dim;
+  Carver c(base);
+  s->q = c.take(g * d), s->q_base = c.take(g * d), s->out = c.take(g * d), s->lse = c.take(g);
+  s->attend = c.take(decode_workspace_floats(static_cast<int>(d), static_cast<int>(g)));
+  return c.used();
+}
+std::int64_t lay_out(const LayerContext& layer, void* base, Partial parts[kParts]) {
+  const std::int64_t g = layer.group, d = layer.layout.head_dim;
+  Carver c(base);
+  for (int i = 0; i < kParts; ++i) parts[i].m = c.take(g), parts[i].l = c.take(g), parts[i].o = c.take(g * d);
+  return c.used();
 }
 
 /// q.k of a key in the model's coordinates = result.y of the stored row y, plus result.stored_mean: see UnitContext.
@@ -58,15 +70,23 @@ void load_queries(const LayerContext& layer, const Sequence& sequence, int head,
   }
 }
 
-void attend_segment(const LayerContext& layer, AttendHead attend, const Sequence& sequence, int head, kvrt_segment which, const kvrt_attn& attn,
-                    const kvrt_pools& pools, const Scratch& s) {
+/// range: of the base segment.
+void attend_segment(const LayerContext& layer, AttendHead attend, const Sequence& sequence, int head, kvrt_segment which, int range,
+                    const kvrt_attn& attn, const kvrt_pools& pools, const Scratch& s, const Partial& out) {
   const int width = layer.layout.head_dim;
-  const Partial& out = s.parts[which];
   clear_partial(out, layer.group, width);
   HeadAttention job;
   job.segment = segment_of(layer, pools, sequence, head, which);
-  if (job.segment.n_tokens == 0) return;
   const bool base = which == KVRT_BASE;
+  if (base) {
+    const std::int64_t page_tokens = job.segment.k.codec.page_tokens;
+    const std::int64_t pages = ranges_of(job.segment.n_tokens, static_cast<int>(page_tokens)).pages, first = range * pages;
+    job.segment.n_tokens = std::min(job.segment.n_tokens - first * page_tokens, pages * page_tokens);
+    job.segment.pages += first;
+    job.segment.n_slots -= first * page_tokens;
+    job.segment.first_position += first * page_tokens;
+  }
+  if (job.segment.n_tokens == 0) return;
   const auto mean = [&](kvrt_side side) {
     const std::vector<float>& m = layer.units[side].stored_mean;
     return base && !m.empty() ? m.data() + std::int64_t{head} * width : nullptr;
@@ -86,33 +106,61 @@ void attend_segment(const LayerContext& layer, AttendHead attend, const Sequence
 
 }  // namespace
 
-std::int64_t decode_sequence_bytes(const LayerContext& layer) {
+Ranges ranges_of(std::int64_t n_base_tokens, int page_tokens) {
+  const std::int64_t n_pages = (n_base_tokens + page_tokens - 1) / page_tokens;
+  if (n_pages == 0) return {};
+  const std::int64_t wished = std::clamp<std::int64_t>(n_base_tokens / kRangeTokens, 1, kMaxRanges);
+  const std::int64_t pages = (n_pages + wished - 1) / wished;
+  return {static_cast<int>((n_pages + pages - 1) / pages), pages};
+}
+Ranges ranges_of(const LayerContext& layer, const Sequence& sequence) {
+  const Tiers& t = layer.tiers();
+  return ranges_of(coded_end(t, sequence.length()) - t.n_sinks, layer.units[KVRT_K].base_page.page_tokens);
+}
+
+std::int64_t decode_scratch_bytes(const LayerContext& layer) {
   Scratch s;
   return lay_out(layer, nullptr, &s);
 }
+std::int64_t decode_partials_bytes(const LayerContext& layer) {
+  Partial parts[kParts];
+  return lay_out(layer, nullptr, parts);
+}
 
-void decode_sequence(const LayerContext& layer, AttendHead attend, const Sequence& sequence, int head, const kvrt_attn& attn, const kvrt_pools& pools,
-                     void* scratch) {
+void attend_ranges(const LayerContext& layer, AttendHead attend, const Sequence& sequence, int head, int first, int last, const kvrt_attn& attn,
+                   const kvrt_pools& pools, void* partials, void* scratch) {
   Scratch s;
+  Partial parts[kParts];
   lay_out(layer, scratch, &s);
-  const int width = layer.layout.head_dim, group = layer.group;
-  const std::int64_t n_q_heads = std::int64_t{layer.layout.n_kv_heads} * group;
+  lay_out(layer, partials, parts);
   load_queries(layer, sequence, head, attn, s);
-  for (const kvrt_segment which : {KVRT_SINK, KVRT_WINDOW, KVRT_BASE}) attend_segment(layer, attend, sequence, head, which, attn, pools, s);
-  const Partial& learned = s.parts[kParts - 1];
-  clear_partial(learned, group, width);
-  for (int g = 0; attn.sink_logit && g < group; ++g) {
-    learned.m[g] = attn.sink_logit[std::int64_t{head} * group + g] * kLog2E, learned.l[g] = 1.0f;
+  for (const kvrt_segment which : {KVRT_SINK, KVRT_WINDOW}) {
+    if (first == 0) attend_segment(layer, attend, sequence, head, which, 0, attn, pools, s, parts[which]);
   }
-  combine_partials(s.parts, kParts, group, width, s.out, s.lse);
+  for (int r = first; r < last; ++r) attend_segment(layer, attend, sequence, head, KVRT_BASE, r, attn, pools, s, parts[kFirstRange + r]);
+}
+
+void merge_ranges(const LayerContext& layer, const Sequence& sequence, int head, const kvrt_attn& attn, void* partials, void* scratch) {
+  Scratch s;
+  Partial parts[kParts];
+  lay_out(layer, scratch, &s);
+  lay_out(layer, partials, parts);
+  const int width = layer.layout.head_dim, group = layer.group, learned = kFirstRange + ranges_of(layer, sequence).n;
+  const std::int64_t n_q_heads = std::int64_t{layer.layout.n_kv_heads} * group;
+  clear_partial(parts[learned], group, width);
+  for (int g = 0; attn.sink_logit && g < group; ++g) {
+    parts[learned].m[g] = attn.sink_logit[std::int64_t{head} * group + g] * kLog2E, parts[learned].l[g] = 1.0f;
+  }
+  combine_partials(parts, learned + 1, group, width, s.out, s.lse);
   for (int g = 0; g < group; ++g) {
     const std::int64_t q_head = std::int64_t{head} * group + g, row = sequence.first_row * n_q_heads + q_head;
     store_row(attn.out, n_q_heads, width, sequence.first_row, q_head, s.out + std::int64_t{g} * width);
     if (attn.lse) attn.lse[row] = s.lse[g];
-    for (int i = 0; attn.mass && i < KVRT_SEGMENTS; ++i) {
-      const Partial& p = s.parts[i];
-      const bool any = i < kParts - 1 && p.l[g] > 0;
-      attn.mass[row * KVRT_SEGMENTS + i] = any ? p.l[g] * std::exp(p.m[g] * kLn2 - s.lse[g]) : 0.0f;
+    if (!attn.mass) continue;
+    float* const mass = attn.mass + row * KVRT_SEGMENTS;
+    for (int i = 0; i < KVRT_SEGMENTS; ++i) mass[i] = 0.0f;
+    for (int i = 0; i < learned; ++i) {
+      if (parts[i].l[g] > 0) mass[std::min(i, kFirstRange)] += parts[i].l[g] * std::exp(parts[i].m[g] * kLn2 - s.lse[g]);
     }
   }
 }

@@ -1,12 +1,14 @@
 #pragma once
-// Device code of the fused decode kernel, part 3: outputs from the pages of each value family. Values are the A operand, transposed:
-// 16 channels x 16 tokens. Lane 4g + q reads tokens 2q, 2q + 1, 2q + 8, 2q + 9 of a tile and the channels [g D/8, (g + 1) D/8);
-// output tile i holds the channels g D/8 + 2i (o[i][0..1]) and g D/8 + 2i + 1 (o[i][2..3]) of heads 2q and 2q + 1.
+// Device code of the decode kernels, part 6: outputs from the pages of each value family. Values are the A operand, transposed:
+// 16 channels x 16 tokens. Lane 4g + q reads tokens 2q, 2q + 1, 2q + 8, 2q + 9 of a tile; registers 2i and 2i + 1 of its channels
+// are rows g and g + 8 of output tile i: o[i][0..1] and o[i][2..3], heads 2q and 2q + 1.
 //
-// Where one (scale, minimum) covers the row, the scale goes into the weights, P' = f16(p s 2^e), the codes enter with alternating
-// bias and the minimum is summed apart; elsewhere the values themselves enter in fp16, P' = f16(p 2^e).
+// Where one (scale, offset) covers the row, the scale goes into the weights, P' = f16(p s 2^e), the codes enter with alternating
+// bias and the offset is summed apart. Constants of the plan are applied to the sums of codes at the end. Elsewhere the values
+// themselves enter in fp16, P' = f16(p 2^e).
 
-#include "kernels/read/decode_keys.h"
+#include "kernels/read/decode_query.h"
+#include "kernels/read/decode_value_codes.h"
 
 namespace kvrt {
 
@@ -15,114 +17,135 @@ KVRT_DEVICE int value_token(int quad, int i) { return 2 * quad + i % 2 + 8 * (i 
 
 inline constexpr float kWeightScale = 0x1p10f;  ///< 2^e where no scale is folded in: weights down to 2^-34 count
 
-/// Shared by int4 and int8 with token.g<N>. Codes gives words<D>() (of one lane's part of a row), biases and
-/// operands(even words, odd words, tile, alternating) -> the pair of registers of rows g and g + 8.
 template <class Codes, int D>
-struct TokenValues {
-  static constexpr bool kIsBf16 = false, kMayFold = true;
-  static constexpr int kWords = Codes::template words<D>();
+struct CodedValues {
+  static constexpr bool kIsBf16 = false, kMayFold = true, kIsBiased = true;
 
-  KVRT_DEVICE static bool folds_scale(const SideView& view) { return cuda::reread(view.n_groups) == 1; }
+  KVRT_DEVICE static bool folds_scale(const SideView& view) { return cuda::reread(view.mode) == ParamMode::kRow && cuda::reread(view.n_groups) != 0; }
+  /// Of token `slot`, as stored; with folds_scale().
   KVRT_DEVICE static std::uint32_t row_params(const SideView& view, const std::uint8_t* block, int slot) {
-    return load_token_params(view, block, slot, 0, 1);
+    return load_token_params<Codes>(view, block, slot, 0);
   }
-  /// Σ of rounded weights, to what the biases added to each output row (0: c0 c1, 1: c2 c3). Parity is that of the tokens.
-  KVRT_DEVICE static float bias(int row, bool is_odd) { return Codes::bias(row, is_odd); }
-  KVRT_DEVICE static float undo(const SideView& view) { return folds_scale(view) ? 1.0f : kUndoHalf; }
+  KVRT_DEVICE static float row_scale(const SideView& view, std::uint32_t params) { return value_scale<Codes>(view, params); }
+  KVRT_DEVICE static float row_lo(const SideView& view, std::uint32_t params) { return value_lo<Codes>(view, params); }
+
+  KVRT_DEVICE static int channel(int g, int reg) { return Codes::channel(g, reg); }
+  /// To multiply with sums of rounded weights of even or odd tokens: what biases and zero added to the register's output.
+  KVRT_DEVICE static float bias(const SideView& view, int reg, bool is_odd) { return Codes::bias(reg, is_odd) + view.zero; }
+  KVRT_DEVICE static bool has_bias(const SideView& view) { return view.mode == ParamMode::kRow; }
+  /// Output of a channel = scale * (sum - bias), plus lo * Σ p.
+  KVRT_DEVICE static ChannelGrid grid(const SideView& view, int channel) {
+    if (view.mode != ParamMode::kRow) return {undo_value_factor<Codes>(), 0.0f};
+    if (view.ranges != nullptr) return channel_grid(view, channel);
+    return {view.scale, view.lo};
+  }
 
   /// live: of the lane's four tokens. weights: [N][2], operand B. o: [N][D / 16][4].
   template <int N>
   KVRT_DEVICE static void accumulate(const SideView& view, const std::uint8_t* block, int slot, const bool (&live)[4],
                                      const std::uint32_t (&weights)[N][2], float (&o)[N][D / 16][4]) {
     const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
-    std::uint32_t words[4][kWords];
+    std::uint32_t words[4][Codes::kWords];
+    Table table;
     KVRT_UNROLL
     for (int i = 0; i < 4; ++i) {
-      load_row(block + (slot + value_token(quad, i)) * (32 * kWords) + g * (4 * kWords), words[i]);
-    }
-    const bool is_folded = folds_scale(view);
-    std::uint32_t scale[2] = {0, 0}, lo[2] = {0, 0};
-    if (!is_folded) {
+      Codes::load(view, block, slot + value_token(quad, i), g, words[i]);
+      if (!Codes::kCanBeNan) continue;
       KVRT_UNROLL
-      for (int i = 0; i < 4; i += 2) {
-        std::uint32_t p[2];
-        KVRT_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          const std::uint32_t params = load_token_params(view, block, slot + value_token(quad, i + j), g, 8);
-          p[j] = live[i + j] ? cuda::fma_f16x2(params, kHalfPair, 0x80008000u) : 0u;
-        }
-        scale[i / 2] = cuda::byte_permute(p[0], p[1], 0x5410u);
-        lo[i / 2] = cuda::byte_permute(p[0], p[1], 0x7632u);
-      }
+      for (int j = 0; j < Codes::kWords; ++j) words[i][j] = live[i] ? words[i][j] : 0u;
     }
     KVRT_UNROLL
-    for (int tile = 0; tile < D / 16; ++tile) {
-      std::uint32_t a[4];  // rows g and g + 8 of the token pairs (2q, 2q + 1), then (2q + 8, 2q + 9)
+    for (int i = 0; Codes::kIsTable && i < kTableWords; ++i) table[i] = cuda::reread(view.table[i]);
+    const ParamMode mode = cuda::reread(view.mode);
+    if (mode == ParamMode::kRow) {
       KVRT_UNROLL
-      for (int half = 0; half < 2; ++half) {
+      for (int tile = 0; tile < D / 16; ++tile) {
+        std::uint32_t a[4];  // rows g and g + 8 of the token pairs (2q, 2q + 1), then (2q + 8, 2q + 9)
         KVRT_UNROLL
-        for (int row = 0; row < 2; ++row) {
-          const std::uint32_t raw = Codes::raw_pair(words[2 * half], words[2 * half + 1], tile);
-          a[2 * half + row] = is_folded ? Codes::alternating(raw, row)
-                                        : cuda::fma_f16x2(cuda::add_f16x2(Codes::biased(raw, row), Codes::minus_bias(row)), scale[half], lo[half]);
+        for (int i = 0; i < 4; ++i) {
+          const int reg = 2 * tile + i % 2;
+          a[i] = Codes::alternating(Codes::raw(words[i / 2 * 2], words[i / 2 * 2 + 1], table, g, reg), reg);
+        }
+        KVRT_UNROLL
+        for (int n = 0; n < N; ++n) cuda::mma_f16(o[n][tile], a, weights[n]);
+      }
+      return;
+    }
+    std::uint32_t scale[2] = {0, 0}, lo[2] = {0, 0};  // of the two token pairs
+    if (mode == ParamMode::kGroups) token_pairs(view, block, slot, cuda::reread(view.group[channel(g, 0)]), live, scale, lo);
+    KVRT_UNROLL
+    for (int tile = 0; tile < D / 16; ++tile) {
+      std::uint32_t a[4];
+      KVRT_UNROLL
+      for (int row = 0; row < 2; ++row) {
+        const int reg = 2 * tile + row;
+        if (mode != ParamMode::kGroups) {
+          const int last = cuda::reread(view.head_dim) - 1, wanted = channel(g, reg), c = wanted < last ? wanted : last;
+          if (mode == ParamMode::kGeneral) {
+            token_pairs(view, block, slot, cuda::reread(view.group[c]), live, scale, lo);
+          } else {
+            const bool any = live[0] || live[1] || live[2] || live[3];
+            const std::uint32_t p = any ? value_params<Codes>(view, load_channel_params<Codes>(view, block, slot, c)) : 0u;
+            scale[0] = scale[1] = low_halves(p, p), lo[0] = lo[1] = high_halves(p, p);
+          }
+        }
+        KVRT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          std::uint32_t minus = Codes::minus_bias(reg);
+          if (Codes::kHasZero) minus = cuda::add_f16x2(minus, cuda::reread(view.minus_zero));
+          const std::uint32_t raw = Codes::raw(words[2 * half], words[2 * half + 1], table, g, reg);
+          a[2 * half + row] = cuda::fma_f16x2(cuda::add_f16x2(Codes::biased(raw, reg), minus), scale[half], lo[half]);
         }
       }
       KVRT_UNROLL
       for (int n = 0; n < N; ++n) cuda::mma_f16(o[n][tile], a, weights[n]);
     }
   }
-};
 
-struct Int4ValueCodes {
-  template <int D>
-  KVRT_DEVICE static constexpr int words() { return D / 64; }
-  KVRT_DEVICE static constexpr float bias(int row, bool is_odd) {
-    return row == 0 ? (is_odd ? int4_words::kLowOddBias : int4_words::kLowBias) : (is_odd ? int4_words::kHighOddBias : int4_words::kHighBias);
+ private:
+  /// (even token, odd token) pairs of scale' and lo' of a group; 0 for tokens that are not live.
+  KVRT_DEVICE static void token_pairs(const SideView& view, const std::uint8_t* block, int slot, int group, const bool (&live)[4],
+                                      std::uint32_t (&scale)[2], std::uint32_t (&lo)[2]) {
+    const int quad = cuda::lane_index() % 4;
+    KVRT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t p[2];
+      KVRT_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const std::uint32_t params = value_params<Codes>(view, load_token_params<Codes>(view, block, slot + value_token(quad, 2 * half + j), group));
+        p[j] = live[2 * half + j] ? params : 0u;
+      }
+      scale[half] = low_halves(p[0], p[1]), lo[half] = high_halves(p[0], p[1]);
+    }
   }
-  KVRT_DEVICE static constexpr std::uint32_t minus_bias(int row) { return row == 0 ? int4_words::kMinusLowBias : int4_words::kMinusHighBias; }
-  template <int W>
-  KVRT_DEVICE static std::uint32_t raw_pair(const std::uint32_t (&even)[W], const std::uint32_t (&odd)[W], int tile) {
-    return int4_words::step_word(int4_words::token_pair(even[tile / 4], odd[tile / 4], tile % 4 / 2), tile % 2);
-  }
-  KVRT_DEVICE static std::uint32_t biased(std::uint32_t raw, int row) { return row == 0 ? int4_words::low_pair(raw) : int4_words::high_pair(raw); }
-  KVRT_DEVICE static std::uint32_t alternating(std::uint32_t raw, int row) {
-    return row == 0 ? int4_words::low_pair_alternating(raw) : int4_words::high_pair_alternating(raw);
-  }
-};
-struct Int8ValueCodes {
-  template <int D>
-  KVRT_DEVICE static constexpr int words() { return D / 32; }
-  KVRT_DEVICE static constexpr float bias(int, bool is_odd) { return is_odd ? int8_words::kOddBias : int8_words::kBias; }
-  KVRT_DEVICE static constexpr std::uint32_t minus_bias(int) { return int8_words::kMinusBias; }
-  template <int W>
-  KVRT_DEVICE static std::uint32_t raw_pair(const std::uint32_t (&even)[W], const std::uint32_t (&odd)[W], int tile) {
-    return int8_words::token_pair(even[tile / 2], odd[tile / 2], tile % 2);
-  }
-  KVRT_DEVICE static std::uint32_t biased(std::uint32_t raw, int row) { return int8_words::pair(raw, row); }
-  KVRT_DEVICE static std::uint32_t alternating(std::uint32_t raw, int row) { return int8_words::alternating(int8_words::pair(raw, row)); }
 };
 
 /// bf16 or fp16 rows. Words of masked tokens are replaced by 0: bytes nobody wrote may be NaN.
-template <int D, bool IsBf16>
+template <int D, bool IsBf16, bool kIsPadded>
 struct PlainValues {
-  static constexpr bool kIsBf16 = IsBf16, kMayFold = false;
+  static constexpr bool kIsBf16 = IsBf16, kMayFold = false, kIsBiased = false;
   static constexpr int kWords = D / 16;
   KVRT_DEVICE static bool folds_scale(const SideView&) { return false; }
   KVRT_DEVICE static std::uint32_t row_params(const SideView&, const std::uint8_t*, int) { return 0; }
-  KVRT_DEVICE static float bias(int, bool) { return 0.0f; }
-  KVRT_DEVICE static float undo(const SideView&) { return 1.0f; }
+  KVRT_DEVICE static float row_scale(const SideView&, std::uint32_t) { return 1.0f; }
+  KVRT_DEVICE static float row_lo(const SideView&, std::uint32_t) { return 0.0f; }
+  KVRT_DEVICE static int channel(int g, int reg) { return g * (D / 8) + reg; }
+  KVRT_DEVICE static float bias(const SideView&, int, bool) { return 0.0f; }
+  KVRT_DEVICE static bool has_bias(const SideView&) { return false; }
+  KVRT_DEVICE static ChannelGrid grid(const SideView&, int) { return {1.0f, 0.0f}; }
 
   template <int N>
-  KVRT_DEVICE static void accumulate(const SideView&, const std::uint8_t* block, int slot, const bool (&live)[4],
+  KVRT_DEVICE static void accumulate(const SideView& view, const std::uint8_t* block, int slot, const bool (&live)[4],
                                      const std::uint32_t (&weights)[N][2], float (&o)[N][D / 16][4]) {
     const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
+    const int row_words = kIsPadded ? cuda::reread(view.row_words) : D / 2;
     constexpr int kPart = 4;  // words of one load
     KVRT_UNROLL
     for (int part = 0; part < kWords; part += kPart) {
       std::uint32_t words[4][kPart];
       KVRT_UNROLL
       for (int i = 0; i < 4; ++i) {
-        load_row(block + (slot + value_token(quad, i)) * (2 * D) + g * (4 * kWords) + 4 * part, words[i]);
+        load_words<kIsPadded, kPart>(block + (slot + value_token(quad, i)) * (4 * row_words), g * kWords + part, row_words, words[i]);
         KVRT_UNROLL
         for (int j = 0; j < kPart; ++j) words[i][j] = live[i] ? words[i][j] : 0u;
       }

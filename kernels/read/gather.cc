@@ -1,12 +1,12 @@
 // kvrt_gather: stored tokens in order, in the model's own coordinates.
 
-#include "kernels/core/call.h"
+#include "kernels/read/gather_launch.h"
 #include "kernels/reference/reference.h"
 
 namespace kvrt {
 namespace {
 
-Status gather(const Call& call, const kvrt_batch& batch, const kvrt_gather_args* args, const kvrt_pools& pools) {
+Status gather(const Call& call, const kvrt_batch& batch, const kvrt_gather_args* args, const kvrt_pools& pools, void* stream) {
   if (!args) return Status(Code::kArgument, "args is null");
   if (args->seq < 0 || args->seq >= batch.n_seqs) return Status(Code::kArgument, "seq " + std::to_string(args->seq) + " is not in a batch of " + std::to_string(batch.n_seqs));
   if (args->side != KVRT_K && args->side != KVRT_V) return Status(Code::kArgument, "side is unknown");
@@ -22,10 +22,14 @@ Status gather(const Call& call, const kvrt_batch& batch, const kvrt_gather_args*
   const kvrt_rows_out& out = args->out;
   if (Status status = check_rows("out", out.data, out.dtype, out.row_stride, out.head_stride, width); !status.ok()) return status;
   const bool rotates = unit.pre && args->frame == KVRT_POST_ROPE;
-  const std::int64_t first_position = rotates && sequence.n_rows == 0 ? stored_first_position(*call.layer, pools, sequence) : sequence.first_position;
+  std::int64_t first_position = sequence.first_position;
+  if (rotates && sequence.n_rows == 0) {
+    if (Status status = stored_first_position(call, pools, sequence, stream, &first_position); !status.ok()) return status;
+  }
   if (rotates && (first_position < 0 || first_position > call.context->limits().max_length - sequence.length())) {
     return Status(Code::kNumeric, unit.name + ": the first page says position " + std::to_string(first_position));
   }
+  if (call.on_device()) return keep_driver_error(*call.context, gather_on_device(call, batch, *args, rotates, first_position, pools, stream));
   const std::int64_t heads = call.n_heads();
   for_each(call.context->limits(), heads, [&](std::int64_t head, std::int32_t worker) {
     float* const row = static_cast<float*>(call.scratch(worker));
@@ -47,6 +51,6 @@ extern "C" kvrt_status kvrt_gather(const kvrt_context* context, int32_t layer, c
   return kvrt::guarded(err, [&]() -> kvrt::Status {
     kvrt::Call call;
     if (kvrt::Status status = kvrt::begin_call(context, layer, batch, pools, workspace, stream, &call); !status.ok()) return status;
-    return kvrt::gather(call, *batch, args, *pools);
+    return kvrt::gather(call, *batch, args, *pools, stream);
   });
 }

@@ -14,6 +14,7 @@ struct SegmentSide {
   const std::uint8_t* pool;        ///< page p starts at pool + p * page_bytes
   std::int64_t page_bytes;         ///< distance of two pages
   std::int64_t block_offset;       ///< inside a page: header + head * block bytes
+  const float* mean = nullptr;     ///< `center`: [D] in the coordinates and order of stored rows, added by the cuda kernels; null = none
 };
 
 /// One segment (sink, window or base) of one sequence and KV head. Live token i, 0 <= i < n_tokens, is in slot

@@ -13,9 +13,8 @@ Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counte
   FakeQuantCounters ignored;
   FakeQuantCounters* const count = counters ? counters : &ignored;
   const bool by_channel = job.scheme.granularity == Granularity::kChannel;
-  const int page_tokens = std::max(64, by_channel ? job.group : 0), d = job.head_dim;
-  PageCodec codec = make_page_codec(job.scheme, job.bits, d, page_tokens);
-  codec.codebook = job.codebook;
+  const int page_tokens = job.page_tokens, d = job.head_dim;
+  PageCodec codec = page_codec_of(job, page_tokens);
   // 4 bytes a code and 4 a parameter bound every format; slots nobody writes keep 0xFF.
   std::vector<std::uint8_t> block(static_cast<std::size_t>(page_tokens) * static_cast<std::size_t>(d + 32) * 8, 0xFF);
   std::vector<float> rows(static_cast<std::size_t>(page_tokens) * static_cast<std::size_t>(d));

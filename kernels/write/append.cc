@@ -2,6 +2,8 @@
 
 #include "kernels/core/call.h"
 #include "kernels/reference/reference.h"
+#include "kernels/write/append_launch.h"
+#include "kernels/write/append_sequence.h"
 
 namespace kvrt {
 namespace {
@@ -16,16 +18,20 @@ Status check_qkv(const Call& call, const kvrt_qkv& qkv) {
   return {};
 }
 
-Status append(const Call& call, const kvrt_batch& batch, const kvrt_qkv* qkv, const kvrt_pools& pools) {
+Status append(const Call& call, const kvrt_batch& batch, const kvrt_qkv* qkv, const kvrt_pools& pools, void* stream) {
   if (batch.n_seqs == 0 || batch.row_offsets[batch.n_seqs] == batch.row_offsets[0]) return {};
   if (!qkv) return Status(Code::kArgument, "qkv is null");
   if (Status status = check_qkv(call, *qkv); !status.ok()) return status;
+  if (call.on_device()) return keep_driver_error(*call.context, append_on_device(call, batch, *qkv, pools, stream));
   const std::int64_t heads = call.n_heads();
+  const AppendPath* const path = call.context->append_path(*call.layer);
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
     const Sequence sequence = sequence_of(batch, i / heads);
     EncodeCounters counters[KVRT_SIDES];
     std::int64_t n_coded = 0;
-    append_reference(*call.layer, sequence, static_cast<int>(i % heads), *qkv, pools, call.scratch(worker), counters, &n_coded);
+    const int head = static_cast<int>(i % heads);
+    if (path) append_sequence(*call.layer, *path, sequence, head, *qkv, pools, call.scratch(worker), counters, &n_coded);
+    else append_reference(*call.layer, sequence, head, *qkv, pools, call.scratch(worker), counters, &n_coded);
     for (const kvrt_side side : {KVRT_K, KVRT_V}) call.context->health(*call.layer, side).add(n_coded, counters[side]);
   });
   return {};
@@ -39,6 +45,6 @@ extern "C" kvrt_status kvrt_append(const kvrt_context* context, int32_t layer, c
   return kvrt::guarded(err, [&]() -> kvrt::Status {
     kvrt::Call call;
     if (kvrt::Status status = kvrt::begin_call(context, layer, batch, pools, workspace, stream, &call); !status.ok()) return status;
-    return kvrt::append(call, *batch, qkv, *pools);
+    return kvrt::append(call, *batch, qkv, *pools, stream);
   });
 }

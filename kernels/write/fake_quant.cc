@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/codec/page_codec.h"
+#include "kernels/core/isa.h"
 #include "kernels/write/fake_quant_job.h"
 
 namespace kvrt {
@@ -100,6 +101,26 @@ Status check_feedback(const FakeQuantArgs& a) {
   return {};
 }
 
+bool has_groups(const Scheme& s) { return s.granularity == Granularity::kToken || s.granularity == Granularity::kChannel; }
+
+/// clip and pair: what they need to know of groups.
+Status check_groups(const FakeQuantArgs& a) {
+  const Scheme& s = a.scheme;
+  if (s.clip && has_groups(s)) {
+    if (!a.clip_alpha) return bad_argument(s, "clip_alpha is missing; expected 1 number");
+    if (!(*a.clip_alpha > 0 && *a.clip_alpha <= 1)) return bad_argument(s, "clip_alpha is " + std::to_string(*a.clip_alpha) + ", expected more than 0 and at most 1");
+  }
+  if (!s.pair) return {};
+  if (a.rotary_dim < 2 || a.rotary_dim % 2 != 0 || a.rotary_dim > a.head_dim) {
+    return bad_argument(s, "rotary_dim is " + std::to_string(a.rotary_dim) + "; pair needs the channels that RoPE turns, an even number up to head_dim");
+  }
+  const int group = s.group == 0 ? a.head_dim : s.group;
+  if (s.granularity == Granularity::kToken && !pairs_map_groups(a.rotary_dim, a.interleaved, a.head_dim, group)) {
+    return bad_argument(s, "pair: RoPE pairs of " + std::to_string(a.rotary_dim) + " channels do not map groups of " + std::to_string(group) + " onto groups");
+  }
+  return {};
+}
+
 Status check_constants(const FakeQuantArgs& a) {
   const Scheme& s = a.scheme;
   const std::int64_t values = static_cast<std::int64_t>(a.n_heads) * a.head_dim;
@@ -120,6 +141,7 @@ Status check_constants(const FakeQuantArgs& a) {
     if (!is_stored_codebook(a.codebook, size)) return bad_argument(s, "codebook must hold ascending finite entries, each a whole multiple of largest / 127");
   }
   if (Status status = check_feedback(a); !status.ok()) return status;
+  if (Status status = check_groups(a); !status.ok()) return status;
   if (a.block_order) {
     if (!is_llamacpp_block(s.format)) return bad_argument(s, "block_order is for the blocks of llama.cpp only");
     if (!is_permutation(a.block_order, a.head_dim)) {
@@ -132,11 +154,20 @@ Status check_constants(const FakeQuantArgs& a) {
 }  // namespace
 
 StaticGrids static_grids(const FakeQuantJob& job, int head) {
-  if (job.range_lo.empty()) return {};
+  const std::int32_t* const partner = job.partner.empty() ? nullptr : job.partner.data();
+  if (job.range_lo.empty()) return {nullptr, nullptr, nullptr, nullptr, partner};
   const Granularity granularity = job.scheme.granularity;
   const std::int64_t at = granularity == Granularity::kHead ? head
                           : granularity == Granularity::kChannelStatic ? static_cast<std::int64_t>(head) * job.head_dim : 0;
-  return {&job.range_lo[at], &job.range_scale[at], &job.range_min[at], &job.range_max[at]};
+  return {&job.range_lo[at], &job.range_scale[at], &job.range_min[at], &job.range_max[at], partner};
+}
+
+PageCodec page_codec_of(const FakeQuantJob& job, int page_tokens) {
+  PageCodec codec = make_page_codec(job.scheme, job.bits, job.head_dim, page_tokens);
+  codec.codebook = job.codebook;
+  codec.clip_alpha = job.clip_alpha;
+  codec.rotary_dim = job.rotary_dim, codec.interleaved = job.interleaved;
+  return codec;
 }
 
 Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
@@ -156,6 +187,7 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
     return bad_argument(s, "n_tokens " + std::to_string(a.n_tokens) + " is not a multiple of the channel group " + std::to_string(s.group) +
                                "; a partial group is never quantised");
   }
+  if (a.page_tokens != 32 && a.page_tokens != 64 && a.page_tokens != 128) return bad_argument(s, "page_tokens is " + std::to_string(a.page_tokens) + ", expected 32, 64 or 128");
   if (Status status = check_constants(a); !status.ok()) return status;
 
   job->scheme = s;
@@ -170,6 +202,13 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
   set_ranges(a, job);
   if (is_lm(s.format)) job->codebook = lloyd_max_codebook(s.format);
   if (is_nuq(s.format)) job->codebook = codebook_of_entries(a.codebook, 1 << code_bits(s.format));
+  if (s.clip && has_groups(s)) job->clip_alpha = *a.clip_alpha;
+  if (s.pair) job->rotary_dim = a.rotary_dim, job->interleaved = a.interleaved;
+  if (s.pair && has_groups(s)) {
+    const int width = s.granularity == Granularity::kToken ? job->group : 1;
+    for (int d = 0; d < a.head_dim; d += width) job->partner.push_back(rope_partner(a.rotary_dim, a.interleaved, d) / width);
+  }
+  job->page_tokens = std::max(a.page_tokens, s.granularity == Granularity::kChannel ? s.group : 1);
   if (s.ef) job->ef_u = a.ef_u, job->ef_order = a.ef_order;
   if (s.had) {
     job->had = is_llamacpp_block(s.format) ? llamacpp_hadamard_order(a.head_dim, a.is_key) : hadamard_order(a.head_dim);
@@ -183,7 +222,7 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
 }
 
 std::vector<FakeQuantBackend> fake_quant_backends() {
-  std::vector<FakeQuantBackend> backends = {{"baseline", fake_quant_run_baseline}};
+  std::vector<FakeQuantBackend> backends = {{kBaselineName, fake_quant_run_baseline}};
 #if defined(KVRT_X86_PATHS)
   if (__builtin_cpu_supports("avx2")) backends.push_back({"avx2", fake_quant_run_avx2});
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

@@ -20,6 +20,7 @@ struct FakeQuantArgs {
   const float* x = nullptr;    ///< [T, H, D] in the scheme's frame (the caller applies and undoes RoPE)
   float* out = nullptr;        ///< [T, H, D]; may equal x
   std::int64_t x_token_stride = 0, out_token_stride = 0;  ///< elements between tokens; 0 = H*D. Heads and channels are dense.
+  int page_tokens = 64;        ///< out<p> over channel groups: P, whose quota the groups of a page share; at least N is taken
   bool round_input_to_bf16 = false;      ///< the layer has a ring (tiers.h encodes_bf16)
   const std::int32_t* block_order = nullptr;  ///< [D] llama.cpp blocks on keys: stored position -> channel; null = natural
 
@@ -29,6 +30,9 @@ struct FakeQuantArgs {
   const float* clip_hi = nullptr;  ///< the same; fp8 and nvfp4 [1]: absmax to cover, scale = clip_hi / largest value of the format
   const float* smooth = nullptr;   ///< smooth: [H, D], > 0
   const float* codebook = nullptr; ///< nuq: [2^b] ascending, each an int8 level times one fp32 step (largest magnitude / 127)
+  const float* clip_alpha = nullptr;  ///< clip over token and channel groups: [1] in (0, 1], what is left of a range about its mean
+  int rotary_dim = 0;              ///< pair: channels that RoPE turns, the first ones of a head
+  bool interleaved = false;        ///< pair: pairs (2i, 2i + 1), else (i, i + rotary_dim / 2)
   const float* ef_u = nullptr;     ///< ef: [H, D(D+1)/2] upper triangle by rows, in the order of ef_order; diagonal > 0
   const std::int32_t* ef_order = nullptr;  ///< ef: [H, D] channels in the order of feedback
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/codec/codebook.h"
 #include "kernels/codec/hadamard.h"
+#include "kernels/codec/page_codec.h"
 #include "kernels/write/fake_quant.h"
 
 namespace kvrt {
@@ -22,6 +22,11 @@ struct FakeQuantJob {
   const float* mean = nullptr;
   const float* smooth = nullptr;
   Codebook codebook;                     ///< nuq, lm
+  float clip_alpha = 1.0f;               ///< 1 = none
+  int rotary_dim = 0;
+  bool interleaved = false;
+  std::vector<std::int32_t> partner;     ///< pair: of each token group or channel, the one whose range it shares; empty without
+  int page_tokens = 64;                  ///< P, a multiple of channel groups
   const float* ef_u = nullptr;
   const std::int32_t* ef_order = nullptr;
   /// Static grids, one array a field of StaticRange: tensor and nvfp4 [1], head [H], channel.static [H, D]; else empty.
@@ -32,20 +37,26 @@ struct FakeQuantJob {
   std::uint64_t paley_transposed[kMaxPaley] = {};
 };
 
-/// The static grids of one head: arrays of 1 (tensor, head, nvfp4) or D (channel.static) values, null where there are none.
+/// The static grids of one head: arrays of 1 (tensor, head, nvfp4) or D (channel.static) values, null where there are none. partner: of
+/// the job, null without.
 struct StaticGrids {
   const float *lo = nullptr, *scale = nullptr, *min = nullptr, *max = nullptr;
+  const std::int32_t* partner = nullptr;
 };
 StaticGrids static_grids(const FakeQuantJob& job, int head);
+
+/// The page codec of a job: what its heads share. Static ranges, error feedback and the stored order are the caller's.
+PageCodec page_codec_of(const FakeQuantJob& job, int page_tokens);
 
 /// Rows that one piece of work holds in scratch: N for channel groups, else a fixed number.
 constexpr int kTokenRows = 32;
 inline int rows_per_run(const FakeQuantJob& job) { return job.scheme.granularity == Granularity::kChannel ? job.group : kTokenRows; }
 constexpr int kMaxLanes = 16;
-/// Floats of scratch that a vector path needs: rows, two arrays for the parameters of their groups, and with ef one vector of tokens:
-/// what is left of each channel, and its grid.
+/// Floats of scratch that a vector path needs: rows, two arrays for the parameters of their groups; with ef one vector of tokens, what is
+/// left of each channel, its grid and its outliers; with outliers the rows that ranges are taken from.
 inline std::int64_t scratch_floats(const FakeQuantJob& job) {
-  return (3 * static_cast<std::int64_t>(rows_per_run(job)) + (job.ef_u ? 3 * kMaxLanes : 0)) * job.head_dim + 64;
+  const std::int64_t arrays = job.scheme.outlier_per_mille > 0 ? 4 : 3;
+  return (arrays * rows_per_run(job) + (job.ef_u ? 4 * kMaxLanes : 0)) * job.head_dim + 64;
 }
 
 /// One vector path: fake-quantises tokens [first, first + n) of one head. n <= rows_per_run, equal to N for channel groups.
@@ -62,7 +73,7 @@ struct FakeQuantBackend {
   const char* name;
   FakeQuantRun run;
 };
-/// The vector paths that this build has and this CPU runs, widest last; the first is "baseline".
+/// The vector paths that this build has and this CPU runs, widest last; the first is kBaselineName.
 std::vector<FakeQuantBackend> fake_quant_backends();
 
 /// Checks the call and resolves it. Codes: kArgument naming the argument, kUnsupported naming the part of the scheme.

@@ -1,11 +1,12 @@
 #pragma once
-// The vector path of fake_quant, compiled once per instruction set (fake_quant_cpu.cc, _avx2.cc, _avx512.cc). Values only: no code is
+// The vector path of fake_quant, compiled once per instruction set (write_cpu_*.cc). Values only: no code is
 // packed, but every operation is the one of kernels/codec, in the same order, so that results equal the page codecs bit for bit.
 // No std:: and no shared inline function may be called here: the linker could merge a copy compiled for a wider instruction set.
 
 #include "kernels/cpu/hadamard_rows.h"
 #include "kernels/write/grid_lanes.h"
 #include "kernels/write/llamacpp_lanes.h"
+#include "kernels/write/outlier_rows.h"
 
 namespace kvrt {
 namespace {
@@ -67,9 +68,31 @@ static void round_trip(Run* run) {
     case Format::kNvfp4: case Format::kMxfp4: return fp4_blocks(run);
     case Format::kLm4: case Format::kLm3: case Format::kLm2: return norm_codebook(run);
     case Format::kNuq4: case Format::kNuq3: case Format::kNuq2: return affine_or_static(run, 2.0f, CodebookGrid{&run->job->codebook});
-    case Format::kSint8: case Format::kSint4: return symmetric(run);
-    case Format::kFp8E4m3: case Format::kFp8E5m2: return run->grids.lo ? fp8_static(run) : fp8_token(run);
-    default: return s.granularity == Granularity::kChannel ? int_channel(run) : affine_or_static(run, qmax, AffineGrid{qmax});
+    case Format::kSint8: case Format::kSint4: return symmetric(run, SymmetricGrid{static_cast<float>((1 << (run->job->bits - 1)) - 1)});
+    case Format::kFp8E4m3: case Format::kFp8E5m2: {
+      const auto value = [f = s.format](auto x, auto scale) { return fp8_round_trip(f, x, scale); };
+      return run->grids.lo ? fp8_static(run, value) : fp8_token(run, value);
+    }
+    default: return s.granularity == Granularity::kChannel ? int_channel(run, AffineGrid{qmax}) : affine_or_static(run, qmax, AffineGrid{qmax});
+  }
+}
+
+/// Finds the outliers of rows that are in the frame, tokens from number `first` on.
+static void pick_outliers(Run* run, std::int64_t first, std::uint16_t* picks, float* rests) {
+  run->ranged = run->lanes + (run->ef_u ? 4 * kMaxLanes * run->d : 0);
+  const FoundOutliers found = find_outliers(*run->job, run->grids, run->rows, first, run->n, run->ranged, picks);
+  run->picks = picks, run->rests = rests, run->n_picks = found.n;
+  for (int i = 0; i < found.n; ++i) rests[i] = run->rows[picks[i]];
+  run->counts.saturated.single -= found.n_beyond;
+}
+
+/// Adds what the entries of outliers hold.
+static void restore_outliers(Run* run) {
+  for (int i = 0; i < run->n_picks; ++i) {
+    float* const value = run->rows + run->picks[i];
+    const float delta = f16_nearest<float>(run->rests[i] - *value);
+    Tally::add_to(&run->counts.saturated, magnitude(delta) > kF16Max);
+    if (delta != 0.0f) *value += minimum(maximum(delta, -kF16Max), kF16Max);
   }
 }
 
@@ -81,9 +104,14 @@ static void fake_quant_run(const FakeQuantJob& job, const StaticGrids& grids, in
   run.n = n, run.d = job.head_dim;
   const std::int64_t d = job.head_dim, size = n * d;
   run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size, run.lanes = scratch + 3 * size;
+  run.ranged = run.rows;
   if (job.ef_u) run.ef_u = job.ef_u + head * (d * (d + 1) / 2), run.ef_order = job.ef_order + head * d;
   for (int t = 0; t < n; ++t) to_frame(&run, head, job.x + (first + t) * job.x_stride + head * d, scratch + t * d);
+  std::uint16_t picks[kMaxGroupOutliers];
+  float rests[kMaxGroupOutliers];
+  if (job.scheme.outlier_per_mille > 0) pick_outliers(&run, first, picks, rests);
   round_trip(&run);
+  restore_outliers(&run);
   for (int t = 0; t < n; ++t) from_frame(&run, head, scratch + t * d, job.out + (first + t) * job.out_stride + head * d);
   counters->non_finite += run.counts.non_finite.total();
   counters->saturated += run.counts.saturated.total();

@@ -21,6 +21,8 @@ static void feed_back(Run* run, GridPlace place, Grid grid) {
   float* const rest = run->lanes;
   float* const lo = rest + static_cast<std::int64_t>(d) * kLanes;
   float* const scale = lo + static_cast<std::int64_t>(d) * kLanes;
+  float* const marks = scale + static_cast<std::int64_t>(d) * kLanes;  // 1 + number of the outlier, 0 = none
+  int pick = 0;
   for (int first = 0; first < run->n; first += kLanes) {
     const int n = run->n - first < kLanes ? run->n - first : kLanes;
     for (int l = 0; l < kLanes; ++l) {
@@ -32,6 +34,12 @@ static void feed_back(Run* run, GridPlace place, Grid grid) {
         scale[g * kLanes + l] = place.scale[static_cast<std::int64_t>(row) * place.row_stride + g];
       }
     }
+    if (run->n_picks > 0) {
+      for (int i = 0; i < d * kLanes; ++i) marks[i] = 0.0f;
+      for (; pick < run->n_picks && run->picks[pick] / d < first + n; ++pick) {
+        marks[run->picks[pick] % d * kLanes + run->picks[pick] / d - first] = static_cast<float>(pick + 1);
+      }
+    }
     const float* u = run->ef_u;
     for (int i = 0; i < d; ++i) {
       const int channel = run->ef_order[i], g = channel / place.group;
@@ -39,7 +47,14 @@ static void feed_back(Run* run, GridPlace place, Grid grid) {
       const I bad = (bits_as<I>(w) & 0x7F800000) == 0x7F800000;
       w = bad ? F{} : w;
       const F s = load<F>(scale + g * kLanes), z = load<F>(lo + g * kLanes), level = grid.level(w, s, z);
-      const F error = (w - grid.value(level, s, z)) / u[0];
+      F error = (w - grid.value(level, s, z)) / u[0];
+      if (run->n_picks > 0) {
+        const F mark = load<F>(marks + channel * kLanes);
+        error = mark != 0.0f ? F{} : error;
+        for (int l = 0; l < n; ++l) {
+          if (mark[l] != 0.0f) run->rests[static_cast<int>(mark[l]) - 1] = w[l];
+        }
+      }
       for (int j = i + 1; j < d; ++j) store(rest + j * kLanes, load<F>(rest + j * kLanes) - error * u[j - i]);
       for (int l = 0; l < n; ++l) run->rows[static_cast<std::int64_t>(first + l) * d + channel] = level[l];
       u += d - i;

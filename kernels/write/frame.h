@@ -9,27 +9,38 @@
 
 namespace kvrt {
 
+/// Constants: FakeQuantJob, or the same fields on a device (core/device_layer.h).
+
+/// Place p of the encoder's input y before `had`, from x of one head, [D].
+template <class Constants>
+KVRT_HOST_DEVICE inline float frame_value(const Constants& job, int head, const float* x, int p, EncodeCounters* counters) {
+  const int n = job.head_dim, d = job.block_order ? job.block_order[p] : p;
+  float v = finite_or_zero(x[d], counters);  // before any sum, so that one NaN stays one value
+  if (job.round_input_to_bf16) v = bf16_to_f32(f32_to_bf16_finite(v));
+  if (job.mean) v = v - job.mean[head * n + d];
+  return job.smooth ? v / job.smooth[head * n + d] : v;
+}
+/// Channel of place p, and its value from y after `had` was undone.
+template <class Constants>
+KVRT_HOST_DEVICE inline float unframed_value(const Constants& job, int head, const float* y, int p, int* channel) {
+  const int n = job.head_dim, d = *channel = job.block_order ? job.block_order[p] : p;
+  const float v = job.smooth ? y[p] * job.smooth[head * n + d] : y[p];
+  return job.mean ? v + job.mean[head * n + d] : v;
+}
+
 /// x of one head, [D] -> the encoder's input y, [D].
 inline void to_frame(const FakeQuantJob& job, int head, const float* x, float* y, EncodeCounters* counters) {
-  const int n = job.head_dim;
-  for (int p = 0; p < n; ++p) {
-    const int d = job.block_order ? job.block_order[p] : p;
-    float v = finite_or_zero(x[d], counters);  // before any sum, so that one NaN stays one value
-    if (job.round_input_to_bf16) v = bf16_to_f32(f32_to_bf16_finite(v));
-    if (job.mean) v = v - job.mean[head * n + d];
-    y[p] = job.smooth ? v / job.smooth[head * n + d] : v;
-  }
-  if (job.had.size) hadamard_rotate(job.had, y, n, false);
+  for (int p = 0; p < job.head_dim; ++p) y[p] = frame_value(job, head, x, p, counters);
+  if (job.had.size) hadamard_rotate(job.had, y, job.head_dim, false);
 }
 
 /// Decoded values y, [D], which are overwritten -> the model's own coordinates, [D]. out may not overlap y.
 inline void from_frame(const FakeQuantJob& job, int head, float* y, float* out) {
-  const int n = job.head_dim;
-  if (job.had.size) hadamard_rotate(job.had, y, n, true);
-  for (int p = 0; p < n; ++p) {
-    const int d = job.block_order ? job.block_order[p] : p;
-    const float v = job.smooth ? y[p] * job.smooth[head * n + d] : y[p];
-    out[d] = job.mean ? v + job.mean[head * n + d] : v;
+  if (job.had.size) hadamard_rotate(job.had, y, job.head_dim, true);
+  for (int p = 0; p < job.head_dim; ++p) {
+    int d;
+    const float v = unframed_value(job, head, y, p, &d);
+    out[d] = v;
   }
 }
 

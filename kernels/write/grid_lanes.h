@@ -54,13 +54,40 @@ struct NormGrid {
   V value(V level, V scale, V) const { return level * scale; }
 };
 
-/// lo and scale of every token group. steps: 2^b - 1, codebooks 2.
-static void affine_token_params(Run* run, float steps) {
-  const int n = run->job->group, n_groups = run->d / n * run->n;
+/// What a row holds in the end: the value of its level on the grid; the encoders of append (encode_lanes.h) keep the level.
+template <class Grid, class V>
+KVRT_INLINE V result_of(const Grid& grid, V level, V scale, V lo) { return grid.template value<V>(level, scale, lo); }
+
+/// Range of every token group: minimum in lo, maximum in scale.
+static void token_ranges(Run* run) {
+  const FakeQuantJob& job = *run->job;
+  const int n = job.group, per_row = run->d / n, n_groups = per_row * run->n;
   for (int g = 0; g < n_groups; ++g) {
-    const Extent e = group_extent(run->rows + static_cast<std::int64_t>(g) * n, n);
+    const Extent e = group_extent(run->ranged + static_cast<std::int64_t>(g) * n, n);
     run->lo[g] = e.min, run->scale[g] = e.max;
   }
+  if (job.clip_alpha == 1.0f && !run->grids.partner) return;
+  for (int t = 0; t < run->n; ++t) {
+    const float* row = run->ranged + static_cast<std::int64_t>(t) * run->d;
+    shape_ranges(*run, run->lo + t * per_row, run->scale + t * per_row, per_row, n, [&](int g) { return lane_sum(row + g * n, n, SameOp{}); });
+  }
+}
+
+/// Largest magnitude in the range of every token group, in scale.
+static void token_absmax(Run* run) {
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  if (run->job->clip_alpha == 1.0f) {
+    for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+    return;
+  }
+  token_ranges(run);
+  for (int g = 0; g < n_groups; ++g) run->scale[g] = maximum(-run->lo[g], run->scale[g]);
+}
+
+/// lo and scale of every token group. steps: 2^b - 1, codebooks 2.
+static void affine_token_params(Run* run, float steps) {
+  token_ranges(run);
+  const int n_groups = run->d / run->job->group * run->n;
   for_lanes(n_groups, [&](auto tag, int g) {
     using V = decltype(tag);
     const Affine<V> p = affine_lanes<V>(load<V>(run->lo + g), load<V>(run->scale + g), steps, &run->counts);
@@ -70,8 +97,8 @@ static void affine_token_params(Run* run, float steps) {
 }
 
 static void symmetric_token_params(Run* run, float m) {
-  const int n = run->job->group, n_groups = run->d / n * run->n;
-  for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+  const int n_groups = run->d / run->job->group * run->n;
+  token_absmax(run);
   for_lanes(n_groups, [&](auto tag, int g) {
     using V = decltype(tag);
     const V step = load<V>(run->scale + g) / m, raw = f16_up<V>(step);
@@ -82,14 +109,14 @@ static void symmetric_token_params(Run* run, float m) {
   });
 }
 
-/// Levels in the rows -> values.
+/// Levels in the rows -> results.
 template <class Grid>
 static void decode_levels(Run* run, GridPlace place, Grid grid) {
   for (int t = 0; t < run->n; ++t) {
     float* x = run->rows + static_cast<std::int64_t>(t) * run->d;
     const float* lo = place.lo + static_cast<std::int64_t>(t) * place.row_stride;
     const float* scale = place.scale + static_cast<std::int64_t>(t) * place.row_stride;
-    for (int c = 0; c < run->d; ++c) x[c] = grid.template value<float>(x[c], scale[c / place.group], lo[c / place.group]);
+    for (int c = 0; c < run->d; ++c) x[c] = result_of(grid, x[c], scale[c / place.group], lo[c / place.group]);
   }
 }
 
@@ -108,7 +135,7 @@ static void apply_to_token_groups(Run* run, Grid grid) {
     for_lanes(n, [&](auto tag, int i) {
       using V = decltype(tag);
       const V s = splat<V>(scale), z = splat<V>(lo);
-      store(x + i, grid.template value<V>(grid.template level<V>(load<V>(x + i), s, z), s, z));
+      store(x + i, result_of(grid, grid.template level<V>(load<V>(x + i), s, z), s, z));
     });
   }
 }
@@ -142,29 +169,50 @@ static void apply_static(Run* run, Grid grid) {
   }
   visit([&](auto v, auto scale, auto lo, auto min, auto max) {
     count(v, min, max);
-    return grid.value(grid.level(v, scale, lo), scale, lo);
+    return result_of(grid, grid.level(v, scale, lo), scale, lo);
   });
 }
 
-static void int_channel(Run* run) {
-  const AffineGrid grid{static_cast<float>((1 << run->job->bits) - 1)};
+/// Range of every channel over the run's N tokens: minimum in lo, maximum in scale.
+static void channel_ranges(Run* run) {
+  const FakeQuantJob& job = *run->job;
   const std::int64_t d = run->d;
+  const bool clips = job.clip_alpha != 1.0f;
+  float* const sums = run->lo + d;  // lo has room for n rows
   for_lanes(run->d, [&](auto tag, int c) {
     using V = decltype(tag);
-    float* const column = run->rows + c;
+    const float* column = run->ranged + c;
     V min = load<V>(column), max = min;
     for (int t = 1; t < run->n; ++t) {
       const V v = load<V>(column + t * d);
       min = minimum(v, min), max = maximum(v, max);
     }
-    const Affine<V> p = affine_lanes<V>(min, max, grid.qmax, &run->counts);
-    if (run->ef_u) {
-      store(run->lo + c, p.lo);
-      store(run->scale + c, p.scale);
-      return;
+    store(run->lo + c, min);
+    store(run->scale + c, max);
+    if (!clips) return;
+    V lanes[32];  // the order of sum_of_lanes()
+    for (int l = 0; l < 32; ++l) lanes[l] = load<V>(column + l * d);
+    for (int t = 32; t < run->n; ++t) lanes[t % 32] += load<V>(column + t * d);
+    for (int half = 16; half > 0; half /= 2) {
+      for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
     }
-    for (int t = 0; t < run->n; ++t) {
-      store(column + t * d, grid.template value<V>(grid.template level<V>(load<V>(column + t * d), p.scale, p.lo), p.scale, p.lo));
+    store(sums + c, lanes[0]);
+  });
+  if (clips || run->grids.partner) shape_ranges(*run, run->lo, run->scale, run->d, run->n, [&](int c) { return sums[c]; });
+}
+
+template <class Grid>
+static void int_channel(Run* run, Grid grid) {
+  const std::int64_t d = run->d;
+  channel_ranges(run);
+  for_lanes(run->d, [&](auto tag, int c) {
+    using V = decltype(tag);
+    float* const column = run->rows + c;
+    const Affine<V> p = affine_lanes<V>(load<V>(run->lo + c), load<V>(run->scale + c), grid.qmax, &run->counts);
+    store(run->lo + c, p.lo);
+    store(run->scale + c, p.scale);
+    for (int t = 0; !run->ef_u && t < run->n; ++t) {
+      store(column + t * d, result_of(grid, grid.template level<V>(load<V>(column + t * d), p.scale, p.lo), p.scale, p.lo));
     }
   });
   if (!run->ef_u) return;
@@ -180,8 +228,8 @@ static void affine_or_static(Run* run, float steps, Grid grid) {
   affine_token_params(run, steps);
   apply_to_token_groups(run, grid);
 }
-static void symmetric(Run* run) {
-  const SymmetricGrid grid{static_cast<float>((1 << (run->job->bits - 1)) - 1)};
+template <class Grid>
+static void symmetric(Run* run, Grid grid) {
   if (run->grids.lo) return apply_static(run, grid);
   symmetric_token_params(run, grid.m);
   apply_to_token_groups(run, grid);
@@ -189,8 +237,8 @@ static void symmetric(Run* run) {
 
 KVRT_INLINE float stored_norm(float norm) { return minimum(f16_nearest<float>(norm), kF16Max); }
 
-/// lm: entries times the norm of the group; at 3 and 4 bits the stored norm keeps the length (codec/page_codec.h).
-static void norm_codebook(Run* run) {
+/// lm: entries in the rows, the norm of each group in scale; at 3 and 4 bits the stored norm keeps the length (codec/page_codec.h).
+static void norm_levels(Run* run) {
   const NormGrid grid{&run->job->codebook};
   const int n = run->job->group, n_groups = run->d / n * run->n;
   const float root = __builtin_sqrtf(static_cast<float>(n));
@@ -207,11 +255,19 @@ static void norm_codebook(Run* run) {
   for (int g = 0; g < n_groups; ++g) {
     float* x = run->rows + static_cast<std::int64_t>(g) * n;
     const float norm = run->job->bits == 2 ? run->lo[g] / root : run->lo[g] / __builtin_sqrtf(sum_of_squares(x, n));
-    const float stored = run->scale[g] == 0.0f ? 0.0f : stored_norm(norm);
-    Tally::add_to(&run->counts.saturated, run->scale[g] != 0.0f && f16_nearest<float>(norm) > kF16Max);
+    const float n0 = run->scale[g];
+    run->scale[g] = n0 == 0.0f ? 0.0f : stored_norm(norm);
+    Tally::add_to(&run->counts.saturated, n0 != 0.0f && f16_nearest<float>(norm) > kF16Max);
+  }
+}
+static void norm_codebook(Run* run) {
+  norm_levels(run);
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  for (int g = 0; g < n_groups; ++g) {
+    float* x = run->rows + static_cast<std::int64_t>(g) * n;
     for_lanes(n, [&](auto tag, int i) {
       using V = decltype(tag);
-      store(x + i, load<V>(x + i) * stored);
+      store(x + i, load<V>(x + i) * run->scale[g]);
     });
   }
 }
@@ -245,11 +301,12 @@ static void fp4_blocks(Run* run) {
   }
 }
 
-static void fp8_token(Run* run) {
-  const Format format = run->job->scheme.format;
-  const float max = format == Format::kFp8E4m3 ? 448.0f : 57344.0f;
+/// result(x, scale): of one value.
+template <class Result>
+static void fp8_token(Run* run, Result result) {
+  const float max = run->job->scheme.format == Format::kFp8E4m3 ? 448.0f : 57344.0f;
   const int n = run->job->group, n_groups = run->d / n * run->n;
-  for (int g = 0; g < n_groups; ++g) run->scale[g] = group_absmax(run->rows + static_cast<std::int64_t>(g) * n, n);
+  token_absmax(run);
   for_lanes(n_groups, [&](auto tag, int g) {
     using V = decltype(tag);
     const V absmax = load<V>(run->scale + g), step = absmax / max;
@@ -262,20 +319,20 @@ static void fp8_token(Run* run) {
     const float scale = run->scale[g];
     for_lanes(n, [&](auto tag, int i) {
       using V = decltype(tag);
-      store(x + i, fp8_round_trip<V>(format, load<V>(x + i), splat<V>(scale)));
+      store(x + i, result(load<V>(x + i), splat<V>(scale)));
     });
   }
 }
 
 /// One static grid for the whole unit or head.
-static void fp8_static(Run* run) {
-  const Format format = run->job->scheme.format;
+template <class Result>
+static void fp8_static(Run* run, Result result) {
   const float limit = run->grids.max[0], scale = run->grids.scale[0];
   for_lanes(run->d * run->n, [&](auto tag, int i) {
     using V = decltype(tag);
     const V v = load<V>(run->rows + i);
     Tally::add_to(&run->counts.saturated, magnitude(v) > limit);
-    store(run->rows + i, fp8_round_trip<V>(format, v, splat<V>(scale)));
+    store(run->rows + i, result(v, splat<V>(scale)));
   });
 }
 

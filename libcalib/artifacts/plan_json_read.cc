@@ -64,6 +64,7 @@ class Reader {
     kvrt::Scheme s;
     std::string error;
     const std::string text = v.string();
+    if (const std::string other = kvrt::other_encoding(text); !other.empty()) fail(ErrorKind::kUnsupported, where_, "{}: {}", v.path(), other);
     if (!kvrt::parse_scheme(text, &s, &error)) fail(ErrorKind::kFormat, where_, "{} is \"{}\": {}", v.path(), to_valid_utf8(text), error);
     return s;
   }
@@ -74,6 +75,7 @@ class Reader {
   void read_summary();
   void read_lists();
   void read_layers();
+  std::vector<plan::Reason> read_reasons(const JsonValue& list) const;
   plan::UnitPlan read_unit(const JsonValue& v, Side side, const LayerGeometry& layer);
   void read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit);
 
@@ -134,11 +136,28 @@ void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& lay
   const double scale = static_scale(unit);
   if (scale > 0) {
     const JsonValue written = v.at("scale");
-    if (const double x = positive(written); std::fabs(x - scale) > 1e-6 * scale)
+    const double x = positive(written), fnuz = unit.scheme.format == kvrt::Format::kFp8E4m3 ? scale * (448.0 / 240.0) : 0.0;
+    if (fnuz > 0 && std::fabs(x - fnuz) <= 1e-6 * fnuz)
+      fail(ErrorKind::kMismatch, where_, "{} is {}, made for fp8e4m3fnuz (largest value 240), but the scheme is {} (largest value 448, scale {})", written.path(), x, text, scale);
+    if (std::fabs(x - scale) > 1e-6 * scale)
       written.wrong(fmt::format("{} (clip_hi over the largest value of {})", scale, text));
   } else if (v.has("scale")) {
     v.at("scale").wrong(fmt::format("absent: {} has no static scale", text));
   }
+}
+
+std::vector<plan::Reason> Reader::read_reasons(const JsonValue& list) const {
+  std::vector<plan::Reason> reasons;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const JsonValue item = list.element(i), numbers = item.at("numbers");
+    plan::Reason reason{item.at("rule").string(), item.at("text").string(), {}};
+    const json& node = document_.at(json::json_pointer(numbers.path()));
+    if (!node.is_object()) numbers.wrong("an object");
+    for (const auto& [name, number] : node.items())
+      reason.numbers.emplace_back(name, value(number, numbers.path() + "/" + escape_pointer(name)).number());
+    reasons.push_back(std::move(reason));
+  }
+  return reasons;
 }
 
 plan::UnitPlan Reader::read_unit(const JsonValue& v, Side side, const LayerGeometry& layer) {
@@ -158,17 +177,7 @@ plan::UnitPlan Reader::read_unit(const JsonValue& v, Side side, const LayerGeome
     if (unit.block_order != "adjacent" && unit.block_order != "half_split") v.at("block_order").wrong("adjacent or half_split");
   }
   read_params(v.at("params"), side, layer, unit);
-  const JsonValue why = v.at("why");
-  for (std::size_t i = 0; i < why.size(); ++i) {
-    const JsonValue item = why.element(i);
-    plan::Reason reason_read{item.at("rule").string(), item.at("text").string(), {}};
-    const JsonValue numbers = item.at("numbers");
-    const json& node = document_.at(json::json_pointer(numbers.path()));
-    if (!node.is_object()) numbers.wrong("an object");
-    for (const auto& [name, number] : node.items())
-      reason_read.numbers.emplace_back(name, value(number, numbers.path() + "/" + escape_pointer(name)).number());
-    unit.why.push_back(std::move(reason_read));
-  }
+  unit.why = read_reasons(v.at("why"));
   return unit;
 }
 
@@ -210,7 +219,7 @@ void Reader::read_layers() {
     keep_unknown(v.path() + "/k", {"scheme", "bits", "group", "frame", "rotation", "chan_perm", "block_order", "params", "why"}, kept + "/k");
     keep_unknown(v.path() + "/v", {"scheme", "bits", "group", "rotation", "chan_perm", "params", "why"}, kept + "/v");
     for (const char* side : {"/k", "/v"})
-      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "codebook", "ef_u", "ef_order", "scale"}, kept + side + "/params");
+      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "clip_alpha", "codebook", "ef_u", "ef_order", "scale"}, kept + side + "/params");
   }
 }
 
@@ -229,7 +238,21 @@ void Reader::read_request() {
   r.metric = v.at("metric").string();
   r.candidates = v.at("candidates").string();
   r.window_per_layer = v.at("window_per_layer").boolean();
-  keep_unknown("/request", {"budget", "uniform", "target", "profile", "context_tokens", "batch", "budget_bytes", "max_kl", "metric", "candidates", "window_per_layer"});
+  if (v.has("restrictions")) {
+    const JsonValue x = v.at("restrictions");
+    const auto schemes = [&](const char* side) {
+      const JsonValue list = x.at(side);
+      std::vector<std::string> texts;
+      for (std::size_t i = 0; i < list.size(); ++i) texts.push_back(kvrt::to_string(scheme(list.element(i))));
+      return texts;
+    };
+    r.restrictions = {schemes("k"), schemes("v"), x.at("same_kv").boolean(), x.at("one_pair").boolean(), {}, x.at("arch").string()};
+    const JsonValue skipped = x.at("skip_layers");
+    for (std::size_t i = 0; i < skipped.size(); ++i) r.restrictions.skip_layers.push_back(small(skipped.element(i)));
+    keep_unknown(x.path(), {"k", "v", "same_kv", "one_pair", "skip_layers", "arch"});
+  }
+  keep_unknown("/request", {"budget", "uniform", "target", "profile", "context_tokens", "batch", "budget_bytes", "max_kl", "metric", "candidates", "window_per_layer",
+                            "restrictions"});
 }
 
 void Reader::read_summary() {
@@ -281,6 +304,7 @@ void Reader::read_lists() {
     if (b.has("measured_kl")) plan_.baselines.back().measured_kld = b.at("measured_kl").number(), plan_.baselines.back().measured_se = b.at("measured_kl_se").number();
     keep_unknown(b.path(), {"name", "description", "feasible", "effective_bits", "bytes", "score", "pair", "window_tokens", "measured_kl", "measured_kl_se"});
   }
+  if (root().has("decision")) plan_.decision = read_reasons(root().at("decision"));
   const JsonValue fallback = root().at("fallback");
   for (std::size_t i = 0; i < fallback.size(); ++i) {
     const JsonValue r = fallback.element(i), changes = r.at("changes");
@@ -331,12 +355,18 @@ plan::Plan Reader::read() {
   keep_unknown("/runtime", {"page_tokens", "scale_refresh_tokens", "rope"});
 
   const JsonValue monitor = root().at("monitor");
-  plan_.monitor = {positive(monitor.at("kl_max")), positive(monitor.at("ppl_ratio_max")), positive(monitor.at("ttft_ratio_max")),
-                   monitor.at("hit_rate_min").number(), monitor.at("hbm_utilisation_min").number(), {}};
+  plan::Monitor& m = plan_.monitor;
+  m.kl_max = positive(monitor.at("kl_max"));
+  m.ppl_ratio_max = positive(monitor.at("ppl_ratio_max"));
+  m.ttft_ratio_max = positive(monitor.at("ttft_ratio_max"));
+  if (monitor.has("itl_ratio_max")) m.itl_ratio_max = positive(monitor.at("itl_ratio_max"));
+  m.hit_rate_min = monitor.at("hit_rate_min").number();
+  m.hbm_utilisation_min = monitor.at("hbm_utilisation_min").number();
+  if (monitor.has("sm_utilisation_max")) m.sm_utilisation_max = positive(monitor.at("sm_utilisation_max"));
   if (monitor.has("length_limit")) plan_.monitor.length_limit = count(monitor.at("length_limit"));
-  keep_unknown("/monitor", {"kl_max", "ppl_ratio_max", "ttft_ratio_max", "hit_rate_min", "hbm_utilisation_min", "length_limit"});
+  keep_unknown("/monitor", {"kl_max", "ppl_ratio_max", "ttft_ratio_max", "itl_ratio_max", "hit_rate_min", "hbm_utilisation_min", "sm_utilisation_max", "length_limit"});
 
-  keep_unknown("", {"schema", "model", "provenance", "request", "summary", "frontier", "baselines", "tiers", "layers", "runtime", "monitor", "fallback", "tensors"});
+  keep_unknown("", {"schema", "model", "provenance", "request", "summary", "frontier", "baselines", "decision", "tiers", "layers", "runtime", "monitor", "fallback", "tensors"});
   plan::Accounting accounting;
   accounting.context_tokens = plan_.request.context_tokens;
   accounting.batch = plan_.request.batch;

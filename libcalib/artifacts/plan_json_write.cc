@@ -39,9 +39,12 @@ ordered_json unit_to_json(const plan::UnitPlan& unit, Side side, const LayerGeom
 }
 
 ordered_json request_to_json(const plan::Request& r) {
-  return {{"budget", r.budget}, {"uniform", r.uniform}, {"target", "native"}, {"profile", r.profile}, {"context_tokens", r.context_tokens},
-          {"batch", r.batch}, {"budget_bytes", r.budget_bytes}, {"max_kl", r.max_kl}, {"metric", r.metric}, {"candidates", r.candidates},
-          {"window_per_layer", r.window_per_layer}};
+  ordered_json out = {{"budget", r.budget}, {"uniform", r.uniform}, {"target", "native"}, {"profile", r.profile}, {"context_tokens", r.context_tokens},
+                      {"batch", r.batch}, {"budget_bytes", r.budget_bytes}, {"max_kl", r.max_kl}, {"metric", r.metric}, {"candidates", r.candidates},
+                      {"window_per_layer", r.window_per_layer}};
+  if (const plan::Restrictions& x = r.restrictions; x.any())
+    out["restrictions"] = {{"k", x.k}, {"v", x.v}, {"same_kv", x.same_kv}, {"one_pair", x.one_pair}, {"skip_layers", x.skip_layers}, {"arch", x.arch}};
+  return out;
 }
 
 ordered_json summary_to_json(const plan::Summary& s) {
@@ -70,8 +73,8 @@ ordered_json summary_to_json(const plan::Summary& s) {
 }
 
 ordered_json monitor_to_json(const plan::Monitor& m) {
-  ordered_json out = {{"kl_max", m.kl_max}, {"ppl_ratio_max", m.ppl_ratio_max}, {"ttft_ratio_max", m.ttft_ratio_max},
-                      {"hit_rate_min", m.hit_rate_min}, {"hbm_utilisation_min", m.hbm_utilisation_min}};
+  ordered_json out = {{"kl_max", m.kl_max}, {"ppl_ratio_max", m.ppl_ratio_max}, {"ttft_ratio_max", m.ttft_ratio_max}, {"itl_ratio_max", m.itl_ratio_max},
+                      {"hit_rate_min", m.hit_rate_min}, {"hbm_utilisation_min", m.hbm_utilisation_min}, {"sm_utilisation_max", m.sm_utilisation_max}};
   if (m.length_limit) out["length_limit"] = *m.length_limit;
   return out;
 }
@@ -120,6 +123,7 @@ ordered_json plan_to_json(const plan::Plan& plan) {
     if (b.measured_kld) item["measured_kl"] = *b.measured_kld, item["measured_kl_se"] = b.measured_se.value_or(0);
     out["baselines"].push_back(std::move(item));
   }
+  out["decision"] = reasons_to_json(plan.decision);
   out["tiers"] = {{"sink_tokens", plan.sink_tokens}, {"window_tokens", plan.window_tokens}, {"salient", nullptr}};
   out["layers"] = ordered_json::array();
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {

@@ -173,6 +173,8 @@ LayerStats StatsReader::layer(std::size_t i) const {
   read_gram(file, group + "/query_cov", layer.query_cov);
   read_gram(file, group + "/key_cov", layer.key_cov);
   read_gram(file, group + "/value_cov", layer.value_cov);
+  if (const std::string name = group + "/output_moment"; file.has(name))
+    layer.output_moment = finite(file, name, {geometry.n_kv_heads, geometry.head_dim, geometry.head_dim});
   read_attention(file, group + "/attention", layer.attention);
   return layer;
 }

@@ -248,6 +248,7 @@ void StatsWriter::add_layer(const LayerStats& layer) {
   write_gram(file, group + "/query_cov", layer.query_cov, false);
   write_gram(file, group + "/key_cov", layer.key_cov, true);
   write_gram(file, group + "/value_cov", layer.value_cov, true);
+  if (!layer.output_moment.empty()) file.write(group + "/output_moment", view(layer.output_moment), {n_kv, d, d});
   write_attention(file, group + "/attention", layer.attention);
   ++impl_->n_added;
 }

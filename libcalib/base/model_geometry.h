@@ -28,7 +28,7 @@ struct LayerGeometry {
 
 /// A plan is valid only for the model it names.
 struct ModelIdentity {
-  std::string architecture;   ///< model_type: llama, mistral, qwen2, qwen3
+  std::string architecture;   ///< model_type: llama, mistral, qwen2, qwen3, gemma3_text
   std::string name;           ///< as given on the command line (base name)
   std::int64_t n_layers = 0, hidden_size = 0, vocab_size = 0, max_positions = 0;
   std::string weights_sha256; ///< over the sorted (name, dtype, shape, content sha256) list, or header hash with --fast-identity

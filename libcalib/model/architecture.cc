@@ -32,6 +32,8 @@ constexpr std::array<PartName, kNBlockParts> kPartNames = {{
     {"mlp.gate_proj.bias", "ffn_gate.bias"},
     {"mlp.up_proj.bias", "ffn_up.bias"},
     {"mlp.down_proj.bias", "ffn_down.bias"},
+    {"post_attention_layernorm.weight", "post_attention_norm.weight"},
+    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight"},
 }};
 
 }  // namespace
@@ -39,11 +41,20 @@ constexpr std::array<PartName, kNBlockParts> kPartNames = {{
 const std::vector<ArchitectureRow>& architecture_rows() {
   // Mistral's GGUF files call themselves "llama" and differ from it in nothing that this table states but the window.
   static const std::vector<ArchitectureRow> rows = {
-      // model_type  gguf     bias                   mlp_b  qknorm window                          perm   norm   hd   positions window
-      {"llama", "llama", BiasRule::kConfigured, true, false, WindowRule::kNone, true, true, 0, 2048, 0},
-      {"mistral", "", BiasRule::kNever, false, false, WindowRule::kAllLayers, true, true, 0, 131072, 4096},
-      {"qwen2", "qwen2", BiasRule::kQkv, false, false, WindowRule::kUseSlidingWindow, false, false, 0, 32768, 4096},
-      {"qwen3", "qwen3", BiasRule::kConfigured, false, true, WindowRule::kUseSlidingWindow, false, false, 128, 32768, 4096},
+      {.model_type = "llama", .gguf_architecture = "llama", .bias = BiasRule::kConfigured, .has_mlp_bias = true,
+       .gguf_rows_permuted = true, .llamacpp_adjacent_pairs = true, .defaults = {.max_positions = 2048}},
+      {.model_type = "mistral", .gguf_architecture = "", .window = WindowRule::kAllLayers, .gguf_rows_permuted = true,
+       .llamacpp_adjacent_pairs = true, .defaults = {.max_positions = 131072, .sliding_window = 4096}},
+      {.model_type = "qwen2", .gguf_architecture = "qwen2", .bias = BiasRule::kQkv, .window = WindowRule::kUseSlidingWindow,
+       .defaults = {.max_positions = 32768, .sliding_window = 4096}},
+      {.model_type = "qwen3", .gguf_architecture = "qwen3", .bias = BiasRule::kConfigured, .qk_norm = true,
+       .window = WindowRule::kUseSlidingWindow, .defaults = {.head_dim = 128, .max_positions = 32768, .sliding_window = 4096}},
+      {.model_type = "gemma3_text", .gguf_architecture = "gemma3", .bias = BiasRule::kConfigured, .qk_norm = true,
+       .window = WindowRule::kPattern, .post_norms = true, .norm_plus_one = true, .scaled_embedding = true,
+       .activation = Activation::kGeluTanh, .needs_bos = true,
+       .defaults = {.head_dim = 256, .max_positions = 131072, .sliding_window = 4096, .window_pattern = 6, .rope_theta = 1e6,
+                    .local_rope_theta = 10000.0, .tied_embedding = true, .n_q_heads = 8, .n_kv_heads = 4, .vocab_size = 262208,
+                    .query_pre_attn_scalar = 256.0}},
   };
   return rows;
 }
@@ -66,9 +77,11 @@ std::string supported_model_types() {
   return list;
 }
 
-std::string block_tensor_name(BlockPart part, std::int64_t layer, bool gguf) {
+std::string block_tensor_name(const ArchitectureRow& row, BlockPart part, std::int64_t layer, bool gguf) {
   const PartName& name = kPartNames[static_cast<std::size_t>(part)];
-  return gguf ? fmt::format("blk.{}.{}", layer, name.gguf) : fmt::format("layers.{}.{}", layer, name.hf);
+  if (gguf) return fmt::format("blk.{}.{}", layer, name.gguf);
+  const bool own_name = row.post_norms && part == BlockPart::kMlpNorm;
+  return fmt::format("layers.{}.{}", layer, own_name ? "pre_feedforward_layernorm.weight" : name.hf);
 }
 
 const std::vector<std::string>& decoder_prefixes() {

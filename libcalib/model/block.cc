@@ -10,11 +10,11 @@
 namespace calib::model {
 namespace {
 
-/// x / rms(x) * weight, statistics in fp32 whatever the compute dtype.
+/// x / rms(x) * weight, statistics in fp32 whatever the compute dtype; the product too where the weight is.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
   const at::Tensor wide = x.to(at::kFloat);
   const at::Tensor inverse = at::rsqrt(at::mean(wide * wide, -1, /*keepdim=*/true) + epsilon);
-  if (x.scalar_type() == at::kFloat) return wide * inverse * weight;
+  if (weight.scalar_type() == at::kFloat) return (wide * inverse * weight).to(x.scalar_type());
   return weight * (wide * inverse).to(x.scalar_type());
 }
 
@@ -62,26 +62,35 @@ class DecoderBlock final : public Block {
   }
 
   at::Tensor finish(const at::Tensor& x, const at::Tensor& o) const override {
-    at::Tensor h = linear_map(o, w_.o, w_.o_bias);
-    if (c10::GradMode::is_enabled()) {
-      h = x + h;
-      const at::Tensor normed = rms_norm(h, w_.mlp_norm, rms_epsilon_);
-      const at::Tensor gated = at::silu(linear_map(normed, w_.gate, w_.gate_bias)) * linear_map(normed, w_.up, w_.up_bias);
-      return h + linear_map(gated, w_.down, w_.down_bias);
-    }
-    // In place where no gradient is kept: the widest activations are read and written once less.
-    h.add_(x);
+    const bool in_place = !c10::GradMode::is_enabled();  // the widest activations are read and written once less
+    const at::Tensor h = add(x, post_norm(linear_map(o, w_.o, w_.o_bias), w_.post_attention_norm), in_place);
     const at::Tensor normed = rms_norm(h, w_.mlp_norm, rms_epsilon_);
     at::Tensor gated = linear_map(normed, w_.gate, w_.gate_bias);
-    at::silu_(gated);
-    gated.mul_(linear_map(normed, w_.up, w_.up_bias));
-    h.add_(linear_map(gated, w_.down, w_.down_bias));
-    return h;
+    const at::Tensor up = linear_map(normed, w_.up, w_.up_bias);
+    const bool gelu = w_.activation == Activation::kGeluTanh;
+    if (in_place) {
+      gelu ? at::gelu_(gated, "tanh") : at::silu_(gated);
+      gated.mul_(up);
+    } else {
+      gated = (gelu ? at::gelu(gated, "tanh") : at::silu(gated)) * up;
+    }
+    return add(h, post_norm(linear_map(gated, w_.down, w_.down_bias), w_.post_mlp_norm), in_place);
   }
 
-  at::Tensor output_projection() const override { return w_.o; }
+  at::Tensor output_projection() const override {
+    return w_.post_attention_norm.defined() ? w_.o * w_.post_attention_norm.unsqueeze(1).to(w_.o.scalar_type()) : w_.o;
+  }
 
  private:
+  at::Tensor post_norm(const at::Tensor& change, const at::Tensor& weight) const {
+    return weight.defined() ? rms_norm(change, weight, rms_epsilon_) : change;
+  }
+
+  /// residual + change; `change` is overwritten if in_place.
+  static at::Tensor add(const at::Tensor& residual, const at::Tensor& change, bool in_place) {
+    return in_place ? change.add_(residual) : residual + change;
+  }
+
   /// [T, H, D] -> [1, Q, T, D], each KV head repeated for its group of query heads.
   at::Tensor repeat_heads(const at::Tensor& x) const {
     const std::int64_t group = geometry_.n_q_heads / geometry_.n_kv_heads;

@@ -15,7 +15,7 @@ void complete_from_tensors(ModelConfig& config, const weights::Checkpoint& check
   const weights::TensorInfo* embedding = checkpoint.find("token_embd.weight");
   if (embedding && embedding->shape.size() == 2) config.vocab_size = embedding->shape[0];
   config.tied_embedding = checkpoint.find("output.weight") == nullptr;
-  const auto present = [&](BlockPart part) { return checkpoint.find(block_tensor_name(part, 0, true)) != nullptr; };
+  const auto present = [&](BlockPart part) { return checkpoint.find(block_tensor_name(*config.architecture, part, 0, true)) != nullptr; };
   if (config.architecture->bias == BiasRule::kConfigured) {
     config.attention_bias = present(BlockPart::kQBias) || present(BlockPart::kKBias) || present(BlockPart::kVBias);
     config.output_bias = present(BlockPart::kOBias);

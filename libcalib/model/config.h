@@ -2,6 +2,7 @@
 // What a checkpoint says about its decoder, read strictly from config.json or GGUF metadata.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,7 +31,7 @@ struct RopeConfig {
 };
 
 struct ModelConfig {
-  std::string model_type;  ///< llama, mistral, qwen2, qwen3
+  std::string model_type;  ///< llama, mistral, qwen2, qwen3, gemma3_text
   const ArchitectureRow* architecture = nullptr;
   std::int64_t n_layers = 0, hidden_size = 0, intermediate_size = 0, vocab_size = 0, max_positions = 0;
   std::int64_t n_q_heads = 0, n_kv_heads = 0, head_dim = 0;
@@ -39,7 +40,9 @@ struct ModelConfig {
   bool attention_bias = false;   ///< q, k, v (and o where the family has it)
   bool output_bias = false;      ///< o_proj has a bias
   bool mlp_bias = false;
+  double softmax_scale = 0.0;    ///< head_dim^-0.5, or query_pre_attn_scalar^-0.5
   RopeConfig rope;
+  std::optional<RopeConfig> local_rope;  ///< of layers with a sliding window, where the family gives them their own
   std::vector<std::int64_t> sliding_window;  ///< per layer, keys a row sees (its own included); 0 = all
   std::vector<std::string> defaults;         ///< "rope_theta=10000" for every key that was absent
 };

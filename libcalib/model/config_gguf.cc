@@ -95,6 +95,39 @@ void read_rope(const ArchitectureKeys& keys, const weights::GgufMetadata& metada
   }
 }
 
+/// GGUF files do not state query_pre_attn_scalar. Gemma 3's is head_dim, but for the 27B model, which llama.cpp knows by its 62
+/// layers, the hidden size of a head.
+double pre_attention_scalar(const ModelConfig& config) {
+  constexpr std::int64_t kLayersOfGemma3_27B = 62;
+  if (config.architecture->defaults.query_pre_attn_scalar > 0 && config.n_layers == kLayersOfGemma3_27B)
+    return static_cast<double>(config.hidden_size / config.n_q_heads);
+  return static_cast<double>(config.head_dim);
+}
+
+/// Windows by layer, and the RoPE base of the layers that have one where the family gives them their own.
+void read_windows(const ArchitectureKeys& keys, const weights::GgufMetadata& metadata, const LogSink& log, ModelConfig& config) {
+  const std::int64_t window = keys.count("attention.sliding_window", 0).value_or(0);
+  config.sliding_window.assign(static_cast<std::size_t>(config.n_layers), window);
+  const FamilyDefaults& family = config.architecture->defaults;
+  if (config.architecture->window != WindowRule::kPattern || window == 0) {
+    if (window) log.note(fmt::format("{}: sliding window of {} tokens in every layer", metadata.path, window));
+    return;
+  }
+  const std::string key = keys.key("attention.sliding_window_pattern");
+  const auto it = metadata.values.find(key);
+  if (it != metadata.values.end() && std::holds_alternative<std::vector<std::int64_t>>(it->second)) {  // true = a window
+    const auto& pattern = std::get<std::vector<std::int64_t>>(it->second);
+    if (static_cast<std::int64_t>(pattern.size()) != config.n_layers)
+      fail(ErrorKind::kFormat, metadata.path, "key {} has {} entries and {} is {}", key, pattern.size(), keys.key("block_count"), config.n_layers);
+    for (std::size_t l = 0; l < pattern.size(); ++l) config.sliding_window[l] = pattern[l] != 0 ? window : 0;
+  } else {
+    const std::int64_t every = or_default(keys.count("attention.sliding_window_pattern"), family.window_pattern, key, config);
+    for (std::int64_t l = every - 1; l < config.n_layers; l += every) config.sliding_window[static_cast<std::size_t>(l)] = 0;
+  }
+  config.local_rope.emplace();
+  config.local_rope->theta = or_default(keys.positive("rope.freq_base_swa"), family.local_rope_theta, keys.key("rope.freq_base_swa"), config);
+}
+
 }  // namespace
 
 ModelConfig parse_gguf_config(const weights::GgufMetadata& metadata, const LogSink& log) {
@@ -121,7 +154,7 @@ ModelConfig parse_gguf_config(const weights::GgufMetadata& metadata, const LogSi
   config.n_kv_heads = or_default(keys.equal_count("attention.head_count_kv"), config.n_q_heads, keys.key("attention.head_count_kv"), config);
   config.head_dim = or_default(keys.count("attention.key_length"), config.hidden_size / config.n_q_heads,
                                keys.key("attention.key_length"), config);
-  config.max_positions = or_default(keys.count("context_length"), row.default_max_positions, keys.key("context_length"), config);
+  config.max_positions = or_default(keys.count("context_length"), row.defaults.max_positions, keys.key("context_length"), config);
   config.rms_epsilon = or_default(keys.positive("attention.layer_norm_rms_epsilon"), 1e-6,
                                   keys.key("attention.layer_norm_rms_epsilon"), config);
   if (row.bias == BiasRule::kQkv) config.attention_bias = true;
@@ -129,9 +162,8 @@ ModelConfig parse_gguf_config(const weights::GgufMetadata& metadata, const LogSi
                        keys.key("embedding_length")}, metadata.path);
   refuse_other_features(keys, metadata, config);
   read_rope(keys, metadata, config);
-  const std::int64_t window = keys.count("attention.sliding_window", 0).value_or(0);
-  if (window) log.note(fmt::format("{}: sliding window of {} tokens in every layer", metadata.path, window));
-  config.sliding_window.assign(static_cast<std::size_t>(config.n_layers), window);
+  config.softmax_scale = 1.0 / std::sqrt(pre_attention_scalar(config));
+  read_windows(keys, metadata, log, config);
   return config;
 }
 

@@ -25,6 +25,7 @@ class KvTap final : public LayerTap {
   KvTap(std::int64_t n_sinks, ThreadPool& pool, std::function<void(const stats::LayerStats&)> on_layer, const LogSink& log);
 
   void begin_layer(const LayerGeometry& layer) override;
+  void on_output_moment(const std::vector<double>& moment) override { layer_.output_moment = moment; }
   void on_document(const LayerCapture& capture) override;
   void end_layer(const LayerGeometry& layer) override;
 

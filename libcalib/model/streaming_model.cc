@@ -50,10 +50,25 @@ at::Tensor to_half_split(const at::Tensor& x, std::int64_t head_dim) {
   return pairs.transpose(1, 2).reshape(x.sizes()).contiguous();
 }
 
+bool is_norm(BlockPart part) {
+  switch (part) {
+    case BlockPart::kAttentionNorm:
+    case BlockPart::kQNorm:
+    case BlockPart::kKNorm:
+    case BlockPart::kMlpNorm:
+    case BlockPart::kPostAttentionNorm:
+    case BlockPart::kPostMlpNorm: return true;
+    default: return false;
+  }
+}
+
 class RowEmbedding final : public Embedding {
  public:
-  RowEmbedding(const weights::Checkpoint& checkpoint, const TensorInfo& tensor, at::TensorOptions options)
-      : checkpoint_(checkpoint), tensor_(tensor), options_(options) {}
+  /// `factor` multiplies every row, both rounded to the compute dtype before.
+  RowEmbedding(const weights::Checkpoint& checkpoint, const TensorInfo& tensor, double factor, at::TensorOptions options)
+      : checkpoint_(checkpoint), tensor_(tensor), options_(options) {
+    if (factor != 1.0) factor_ = at::full({1}, factor, at::kFloat).to(options);
+  }
   at::Tensor lookup(std::span<const std::int32_t> ids) const override {
     const std::int64_t width = tensor_.shape[1];
     at::Tensor rows = at::empty({static_cast<std::int64_t>(ids.size()), width}, at::kFloat);
@@ -64,13 +79,15 @@ class RowEmbedding final : public Embedding {
              ids[i], tensor_.shape[0]);
       checkpoint_.read_rows_f32(tensor_, ids[i], 1, {out, static_cast<std::size_t>(width)});
     }
-    return rows.to(options_);
+    rows = rows.to(options_);
+    return factor_.defined() ? rows.mul_(factor_) : rows;
   }
 
  private:
   const weights::Checkpoint& checkpoint_;
   const TensorInfo& tensor_;
   at::TensorOptions options_;
+  at::Tensor factor_;
 };
 
 LayerGeometry layer_geometry(const ModelConfig& config, std::int64_t l, const std::vector<double>& inv_freq) {
@@ -79,7 +96,7 @@ LayerGeometry layer_geometry(const ModelConfig& config, std::int64_t l, const st
   g.n_q_heads = static_cast<int>(config.n_q_heads);
   g.n_kv_heads = static_cast<int>(config.n_kv_heads);
   g.head_dim = g.rotary_dim = static_cast<int>(config.head_dim);
-  g.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  g.softmax_scale = config.softmax_scale;
   g.sliding_window = config.sliding_window[static_cast<std::size_t>(l)];
   g.inv_freq = inv_freq;
   g.llamacpp_adjacent_pairs = config.architecture->llamacpp_adjacent_pairs;
@@ -97,7 +114,7 @@ struct StreamingModel::Impl {
   ModelConfig config;
   TensorMap map;
   ModelIdentity identity;
-  std::shared_ptr<const RopeCache> rope;
+  std::shared_ptr<const RopeCache> rope, local_rope;  ///< the latter of layers with a sliding window, where it differs
   std::string device, dtype;
 
   explicit Impl(weights::Checkpoint opened) : checkpoint(std::move(opened)) {}
@@ -112,11 +129,18 @@ struct StreamingModel::Impl {
   at::Tensor load(std::int64_t layer, BlockPart part) const {
     const TensorInfo* tensor = map.blocks[static_cast<std::size_t>(layer)][static_cast<std::size_t>(part)];
     if (!tensor) return {};
+    if (is_norm(part)) return load_norm(*tensor);
     at::Tensor values = read(*tensor);
     const bool rotated = part == BlockPart::kQ || part == BlockPart::kK || part == BlockPart::kQBias || part == BlockPart::kKBias;
     if (rotated && config.architecture->gguf_rows_permuted && checkpoint.kind() == weights::ContainerKind::kGguf)
       values = to_half_split(values, config.head_dim);
     return values.to(tensor_options(device, dtype));
+  }
+  /// Where the family multiplies by 1 + w, that sum, in fp32: it is not rounded to the compute dtype.
+  at::Tensor load_norm(const TensorInfo& tensor) const {
+    const at::Tensor weight = read(tensor);
+    if (!config.architecture->norm_plus_one) return weight.to(tensor_options(device, dtype));
+    return (checkpoint.kind() == weights::ContainerKind::kGguf ? weight : weight + 1.0).to(tensor_options(device, "fp32"));
   }
   std::int64_t element_bytes() const { return dtype == "bf16" ? 2 : 4; }
 };
@@ -137,7 +161,9 @@ StreamingModel StreamingModel::open(const std::string& path, const ModelOptions&
 
   const ModelConfig& config = impl->config;
   const std::vector<double> inv_freq = rope_inv_freq(config.rope, config.head_dim);
+  const std::vector<double> local_inv_freq = config.local_rope ? rope_inv_freq(*config.local_rope, config.head_dim) : inv_freq;
   impl->rope = std::make_shared<RopeCache>(inv_freq);
+  impl->local_rope = config.local_rope ? std::make_shared<RopeCache>(local_inv_freq) : impl->rope;
   ModelIdentity& identity = impl->identity;
   identity.architecture = config.model_type;
   std::filesystem::path named(path);
@@ -149,7 +175,8 @@ StreamingModel StreamingModel::open(const std::string& path, const ModelOptions&
   identity.max_positions = config.max_positions;
   identity.fast = options.fast_identity;
   for (std::int64_t l = 0; l < config.n_layers; ++l) {
-    LayerGeometry geometry = layer_geometry(config, l, inv_freq);
+    const bool local = config.sliding_window[static_cast<std::size_t>(l)] > 0;
+    LayerGeometry geometry = layer_geometry(config, l, local ? local_inv_freq : inv_freq);
     if (const TensorInfo* bias = impl->map.blocks[static_cast<std::size_t>(l)][static_cast<std::size_t>(BlockPart::kKBias)]) {
       std::vector<float> values(static_cast<std::size_t>(bias->n_elements));
       impl->checkpoint.read_f32(*bias, values);
@@ -195,11 +222,15 @@ std::unique_ptr<Block> StreamingModel::load_block(std::int64_t l) const {
   w.gate_bias = load(BlockPart::kGateBias);
   w.up_bias = load(BlockPart::kUpBias);
   w.down_bias = load(BlockPart::kDownBias);
-  return make_block(layer(l), std::move(w), impl_->rope, impl_->config.rms_epsilon);
+  w.post_attention_norm = load(BlockPart::kPostAttentionNorm);
+  w.post_mlp_norm = load(BlockPart::kPostMlpNorm);
+  w.activation = impl_->config.architecture->activation;
+  return make_block(layer(l), std::move(w), layer(l).sliding_window > 0 ? impl_->local_rope : impl_->rope, impl_->config.rms_epsilon);
 }
 
 std::unique_ptr<Embedding> StreamingModel::load_embedding() const {
-  return std::make_unique<RowEmbedding>(impl_->checkpoint, *impl_->map.embedding, tensor_options(impl_->device, impl_->dtype));
+  const double factor = impl_->config.architecture->scaled_embedding ? std::sqrt(static_cast<double>(impl_->config.hidden_size)) : 1.0;
+  return std::make_unique<RowEmbedding>(impl_->checkpoint, *impl_->map.embedding, factor, tensor_options(impl_->device, impl_->dtype));
 }
 
 bool StreamingModel::has_head() const { return impl_->map.head != nullptr; }
@@ -209,13 +240,17 @@ std::unique_ptr<Head> StreamingModel::load_head() const {
     fail(ErrorKind::kMismatch, impl_->checkpoint.path(), "lm_head.weight is absent and tie_word_embeddings is false: next-token "
          "distributions cannot be computed; metrics that need none (attn_kl, attn_out) still work");
   const at::TensorOptions options = tensor_options(impl_->device, impl_->dtype);
-  return make_head(impl_->read(*impl_->map.final_norm).to(options), impl_->read(*impl_->map.head).to(options),
+  return make_head(impl_->load_norm(*impl_->map.final_norm), impl_->read(*impl_->map.head).to(options),
                    impl_->config.rms_epsilon);
 }
 
 std::unique_ptr<text::Tokenizer> StreamingModel::load_tokenizer(const LogSink& log) const {
-  if (impl_->checkpoint.kind() == weights::ContainerKind::kGguf) return text::load_tokenizer_gguf(impl_->checkpoint.gguf(), log);
-  return text::load_tokenizer_json(impl_->checkpoint.folder(), log);
+  auto tokenizer = impl_->checkpoint.kind() == weights::ContainerKind::kGguf ? text::load_tokenizer_gguf(impl_->checkpoint.gguf(), log)
+                                                                             : text::load_tokenizer_json(impl_->checkpoint.folder(), log);
+  if (impl_->config.architecture->needs_bos && !tokenizer->adds_bos())
+    log.warning(fmt::format("{}: the tokenizer sets no BOS in front of a document (add_bos_token), without which {} is far from what it was "
+                            "trained on", impl_->checkpoint.path(), impl_->config.model_type));
+  return tokenizer;
 }
 
 std::int64_t StreamingModel::block_bytes() const {

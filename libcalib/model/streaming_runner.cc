@@ -99,6 +99,24 @@ auto torch_call(const std::string& where, F&& body) {
   }
 }
 
+/// Summed in double: the same on every device up to the rounding of the weights.
+std::vector<double> output_moment(const Block& block) {
+  const LayerGeometry& g = block.geometry();
+  const at::Tensor w = block.output_projection().to(at::kCPU, at::kDouble);  // [C, Q * D]
+  const std::int64_t group_width = static_cast<std::int64_t>(g.n_q_heads / g.n_kv_heads) * g.head_dim;
+  std::vector<double> moment;
+  for (int h = 0; h < g.n_kv_heads; ++h) {
+    at::Tensor sum = at::zeros({g.head_dim, g.head_dim}, w.options());
+    for (std::int64_t first = h * group_width; first < (h + 1) * group_width; first += g.head_dim) {
+      const at::Tensor slice = w.slice(1, first, first + g.head_dim);
+      sum = sum + at::matmul(slice.transpose(0, 1), slice);
+    }
+    sum = sum.contiguous();
+    moment.insert(moment.end(), sum.data_ptr<double>(), sum.data_ptr<double>() + sum.numel());
+  }
+  return moment;
+}
+
 class Walk {
  public:
   Walk(const StreamingModel& model, std::span<const text::Document> documents, const RunnerOptions& options, LayerTap* tap,
@@ -135,7 +153,10 @@ class Walk {
     const std::string where = fmt::format("layer {}", l);
     state_.layer_idx = l;
     const auto block = torch_call(where, [&] { return model_.load_block(l); });
-    if (tap_) tap_->begin_layer(block->geometry());
+    if (tap_) {
+      tap_->begin_layer(block->geometry());
+      torch_call(where, [&] { tap_->on_output_moment(output_moment(*block)); });
+    }
     for (const Batch& batch : batches_) {
       torch_call(where, [&] { through_block(*block, batch); });
       report(batch.n_rows, &batch == &batches_.back());

@@ -28,6 +28,8 @@ class LayerTap {
  public:
   virtual ~LayerTap() = default;
   virtual void begin_layer(const LayerGeometry& layer) = 0;
+  /// After begin_layer: [H, D, D] sum over each KV head's group of query heads of W_o^T W_o, from the block's weights.
+  virtual void on_output_moment(const std::vector<double>&) {}
   virtual void on_document(const LayerCapture& capture) = 0;
   virtual void end_layer(const LayerGeometry& layer) = 0;
 };

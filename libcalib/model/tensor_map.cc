@@ -26,6 +26,8 @@ bool wanted(BlockPart part, const ModelConfig& config) {
     case BlockPart::kGateBias:
     case BlockPart::kUpBias:
     case BlockPart::kDownBias: return config.mlp_bias;
+    case BlockPart::kPostAttentionNorm:
+    case BlockPart::kPostMlpNorm: return config.architecture->post_norms;
     default: return true;
   }
 }
@@ -35,6 +37,8 @@ std::vector<std::int64_t> expected_shape(BlockPart part, const ModelConfig& c) {
   switch (part) {
     case BlockPart::kAttentionNorm:
     case BlockPart::kMlpNorm:
+    case BlockPart::kPostAttentionNorm:
+    case BlockPart::kPostMlpNorm:
     case BlockPart::kOBias:
     case BlockPart::kDownBias: return {c.hidden_size};
     case BlockPart::kQ: return {q, c.hidden_size};
@@ -57,11 +61,12 @@ std::vector<std::int64_t> expected_shape(BlockPart part, const ModelConfig& c) {
 
 /// Names of one checkpoint under one prefix.
 struct Naming {
+  const ArchitectureRow* architecture = nullptr;
   bool gguf = false;
   std::string prefix;
   std::string embedding() const { return gguf ? "token_embd.weight" : prefix + "embed_tokens.weight"; }
   std::string final_norm() const { return gguf ? "output_norm.weight" : prefix + "norm.weight"; }
-  std::string block(BlockPart part, std::int64_t layer) const { return prefix + block_tensor_name(part, layer, gguf); }
+  std::string block(BlockPart part, std::int64_t layer) const { return prefix + block_tensor_name(*architecture, part, layer, gguf); }
   std::vector<std::string> heads() const {
     if (gguf) return {"output.weight"};
     return {"lm_head.weight", "language_model.lm_head.weight", prefix + "lm_head.weight"};
@@ -69,15 +74,15 @@ struct Naming {
 };
 
 Naming find_naming(const ModelConfig& config, const weights::Checkpoint& checkpoint) {
-  if (checkpoint.kind() == weights::ContainerKind::kGguf) return {true, ""};
+  if (checkpoint.kind() == weights::ContainerKind::kGguf) return {config.architecture, true, ""};
   for (const std::string& prefix : decoder_prefixes()) {
-    const Naming naming{false, prefix};
+    const Naming naming{config.architecture, false, prefix};
     if (checkpoint.find(naming.embedding()) || checkpoint.find(naming.block(BlockPart::kQ, 0))) return naming;
   }
   std::string found;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, checkpoint.tensors().size()); ++i)
     found += (i ? ", " : "") + to_valid_utf8(checkpoint.tensors()[i].name);
-  const Naming naming{false, "model."};
+  const Naming naming{config.architecture, false, "model."};
   fail(ErrorKind::kMismatch, checkpoint.path(),
        "no tensor has the name of a {} decoder: found {} tensors, for example {}; expected {}, {}, {} (also under the prefixes {})",
        config.model_type, checkpoint.tensors().size(), found.empty() ? "none" : found, naming.embedding(),

@@ -12,6 +12,7 @@
 #include <ATen/ATen.h>
 
 #include "libcalib/base/model_geometry.h"
+#include "libcalib/model/architecture.h"
 #include "libcalib/model/rope.h"
 
 namespace calib::model {
@@ -34,9 +35,11 @@ class Block {
   virtual at::Tensor unrotate(const at::Tensor& x) const = 0;
   /// Fused causal attention (sliding window included). q: [T, Q, D], k, v: [T, H, D] -> [T, Q*D].
   virtual at::Tensor attend(const at::Tensor& q_post, const at::Tensor& k_post, const at::Tensor& v) const = 0;
-  /// Output projection, residual, MLP. x: [T, C] block input, o: [T, Q*D] -> [T, C].
+  /// Output projection, residual, MLP, and the norms behind both where the family has them. x: [T, C] block input, o: [T, Q*D] -> [T, C].
   virtual at::Tensor finish(const at::Tensor& x, const at::Tensor& o) const = 0;
-  virtual at::Tensor output_projection() const = 0;  ///< W_o [C, Q*D]
+  /// W_o [C, Q*D]; rows times the weight of the norm behind it, if there is one: relative errors are then those of what is added to
+  /// the residual, but for the change of that norm's divisor.
+  virtual at::Tensor output_projection() const = 0;
 };
 
 /// Final norm and vocabulary projection, applied to few rows at a time: full logits are never held.
@@ -56,7 +59,9 @@ class Embedding {
   virtual at::Tensor lookup(std::span<const std::int32_t> ids) const = 0;
 };
 
-/// Weights of one block in the compute dtype on the device, rows in Hugging Face channel order; undefined where absent.
+/// Weights of one block in the compute dtype on the device, rows in Hugging Face channel order; undefined where absent. Norm weights
+/// may be fp32 in a narrower compute dtype: then x / rms(x) * weight is formed in fp32 and rounded once (Gemma), else before the
+/// product with the weight (Llama).
 struct BlockWeights {
   at::Tensor attention_norm;          ///< [C]
   at::Tensor q, k, v, o;              ///< [Q*D, C], [H*D, C], [H*D, C], [C, Q*D]
@@ -65,6 +70,8 @@ struct BlockWeights {
   at::Tensor mlp_norm;                ///< [C]
   at::Tensor gate, up, down;          ///< [F, C], [F, C], [C, F]
   at::Tensor gate_bias, up_bias, down_bias;
+  at::Tensor post_attention_norm, post_mlp_norm;  ///< [C]
+  Activation activation = Activation::kSilu;
 };
 /// `rope` may be shared by blocks with equal frequencies.
 std::unique_ptr<Block> make_block(const LayerGeometry& geometry, BlockWeights weights, std::shared_ptr<const RopeCache> rope,

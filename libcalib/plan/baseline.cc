@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "libcalib/base/rng.h"
@@ -15,7 +16,7 @@ constexpr std::size_t kEdgeLayers = 2;
 
 using SchemeFilter = std::function<bool(const kvrt::Scheme&)>;
 
-/// One pair for a set of layers.
+/// One pair for a set of layers; those that the restrictions skip stay in bf16.
 struct Pair {
   std::size_t k = 0, v = 0, window = 0;
   std::int64_t bytes = 0;
@@ -26,7 +27,7 @@ std::vector<std::size_t> common_schemes(const Candidates& c, Side side, const Sc
   std::vector<std::size_t> list;
   for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
     bool everywhere = !filter || filter(c.scheme(s));
-    for (std::size_t l = 0; everywhere && l < c.n_layers(); ++l) everywhere = c.allowed(l, side, s);
+    for (std::size_t l = 0; everywhere && l < c.n_layers(); ++l) everywhere = c.skipped(l) || c.allowed(l, side, s);
     if (everywhere) list.push_back(s);
   }
   return list;
@@ -35,17 +36,28 @@ std::vector<std::size_t> common_schemes(const Candidates& c, Side side, const Sc
 std::vector<Pair> pairs_over(const Candidates& c, const std::vector<std::size_t>& layers, std::size_t window, const SchemeFilter& k_filter,
                              const SchemeFilter& v_filter) {
   std::vector<Pair> pairs;
+  const std::vector<std::string>& names = c.sens().schemes;
+  const auto bf16 = static_cast<std::size_t>(std::find(names.begin(), names.end(), "bf16") - names.begin());
   for (const std::size_t k : common_schemes(c, Side::kK, k_filter))
     for (const std::size_t v : common_schemes(c, Side::kV, v_filter)) {
+      if (c.restrictions().same_kv && k != v) continue;
       Pair pair{k, v, window, 0, 0};
       for (const std::size_t l : layers) {
-        const LayerOption o = c.option(l, k, v, window);
+        const LayerOption o = c.skipped(l) ? c.option(l, bf16, bf16, window) : c.option(l, k, v, window);
         pair.bytes += o.bytes;
         pair.score += o.score;
       }
       pairs.push_back(pair);
     }
   return pairs;
+}
+
+std::vector<Pair> undominated_pairs(const std::vector<Pair>& pairs) {
+  OptionGroup costs;
+  for (const Pair& p : pairs) costs.push_back({p.bytes, p.score});
+  std::vector<Pair> kept;
+  for (const std::size_t i : undominated(costs)) kept.push_back(pairs[i]);
+  return kept;
 }
 
 /// Keeps the better of two: feasible first, then score (feasible) or bytes (not), then bytes.
@@ -74,14 +86,14 @@ class Builder {
   }
 
   void edges_at_8_bits() {
-    if (c_.n_layers() <= 2 * kEdgeLayers) return;
+    if (c_.n_layers() <= 2 * kEdgeLayers || c_.restrictions().one_pair) return;
     std::vector<std::size_t> edge, inner;
     for (const std::size_t l : all_) (l < kEdgeLayers || l + kEdgeLayers >= c_.n_layers() ? edge : inner).push_back(l);
     const SchemeFilter eight = [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 8; };
     std::optional<Baseline> best;
     for (std::size_t w = 0; w < c_.sens().windows.size(); ++w) {
-      const std::vector<Pair> inner_pairs = pairs_over(c_, inner, w, {}, {});
-      for (const Pair& e : pairs_over(c_, edge, w, eight, eight))
+      const std::vector<Pair> inner_pairs = undominated_pairs(pairs_over(c_, inner, w, {}, {}));
+      for (const Pair& e : undominated_pairs(pairs_over(c_, edge, w, eight, eight)))
         for (const Pair& i : inner_pairs) {
           const Baseline b = make("edges_8bit", "", e.bytes + i.bytes, e.score + i.score);
           if (best && !better(b, *best)) continue;
@@ -93,30 +105,17 @@ class Builder {
   }
 
   void data_free_plan() {
-    const Candidates::Filter filter = [this](std::size_t, Side, std::size_t s) { return !kvrt::needs_calibration(c_.scheme(s)); };
-    for (std::size_t l = 0; l < c_.n_layers(); ++l)
-      for (const Side side : {Side::kK, Side::kV}) {
-        bool any = false;
-        for (std::size_t s = 0; s < c_.sens().schemes.size(); ++s) any = any || (c_.allowed(l, side, s) && filter(l, side, s));
-        if (!any) return;
-      }
-    std::optional<Baseline> best;
-    for (const std::vector<std::size_t>& windows : window_sets(c_, false)) {
-      const std::vector<OptionGroup> groups = knapsack(c_.options(windows, filter));
-      const std::optional<Solution> s = solve(groups, limit_);
-      const Baseline b = s ? make("data_free_plan", "", s->bytes, s->score) : make("data_free_plan", "", minimum_bytes(groups), 0);
-      if (best && !better(b, *best)) continue;
-      best = b;
-      best->description = fmt::format("optimal plan of schemes without calibrated constants, window {}", c_.sens().windows[windows.front()]);
-    }
-    out_.push_back(*best);
+    const std::optional<Found> found = best_data_free(c_, limit_, false);
+    if (!found) return;
+    Baseline b = make("data_free_plan", "", found->bytes, found->score);
+    b.description = fmt::format("optimal plan of schemes without calibrated constants, window {}", c_.sens().windows[found->choice.front().window]);
+    out_.push_back(std::move(b));
   }
 
   void random_plans(std::uint64_t seed) {
-    std::vector<std::vector<std::vector<LayerOption>>> fitting;  // per window within reach of the limit
+    std::vector<std::vector<LayerGroup>> fitting;  // per window within reach of the limit
     for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
-      if (std::vector<std::vector<LayerOption>> options = c_.options({w}); minimum_bytes(knapsack(options)) <= limit_)
-        fitting.push_back(std::move(options));
+      if (std::vector<LayerGroup> groups = c_.groups({w}); minimum_bytes(knapsack(groups)) <= limit_) fitting.push_back(std::move(groups));
     if (fitting.empty()) return;
     double score_sum = 0, bytes_sum = 0;
     for (int i = 0; i < kRandomPlans; ++i) {
@@ -137,19 +136,20 @@ class Builder {
     return fmt::format("{}:{} window {}", c_.sens().schemes[p.k], c_.sens().schemes[p.v], c_.sens().windows[p.window]);
   }
 
-  /// Layers in random order take a random option among those that leave room for the cheapest of the rest.
+  /// Layers in random order take a random option among those that nothing beats and that leave room for the cheapest of the rest.
   /// Requires: the cheapest options fit the limit.
-  std::pair<std::int64_t, double> random_plan(const std::vector<std::vector<LayerOption>>& options, Rng& rng) const {
+  std::pair<std::int64_t, double> random_plan(const std::vector<LayerGroup>& groups, Rng& rng) const {
     const auto cheapest = [](const std::vector<LayerOption>& o) {
       return std::min_element(o.begin(), o.end(), [](const LayerOption& a, const LayerOption& b) { return a.bytes < b.bytes; })->bytes;
     };
     std::int64_t rest = 0, bytes = 0;
-    for (const auto& o : options) rest += cheapest(o);
-    std::vector<std::size_t> order = all_;
+    for (const LayerGroup& g : groups) rest += cheapest(g.options);
+    std::vector<std::size_t> order;
+    for (std::size_t g = 0; g < groups.size(); ++g) order.push_back(g);
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rng.below(i)]);
     double score = 0;
     for (std::size_t at = 0; at < order.size(); ++at) {
-      const std::vector<LayerOption>& o = options[order[at]];
+      const std::vector<LayerOption>& o = groups[order[at]].options;
       rest -= cheapest(o);
       // An even share of what is left keeps the last layers from paying for the first ones.
       const std::int64_t room = limit_ - bytes - rest, share = (limit_ - bytes) / static_cast<std::int64_t>(order.size() - at);
@@ -170,6 +170,21 @@ class Builder {
 };
 
 }  // namespace
+
+std::optional<Found> best_data_free(const Candidates& c, std::int64_t limit_bytes, bool window_per_layer) {
+  const Candidates::Filter filter = [&](std::size_t, Side, std::size_t s) { return !kvrt::needs_calibration(c.scheme(s)); };
+  for (std::size_t l = 0; l < c.n_layers(); ++l)
+    for (const Side side : {Side::kK, Side::kV}) {
+      bool any = false;
+      for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) any = any || (c.allowed(l, side, s) && filter(l, side, s));
+      if (!any) return std::nullopt;
+    }
+  const std::vector<Problem> problems = problems_of(c, window_per_layer, filter);
+  if (std::optional<Found> found = best_within(c, problems, limit_bytes)) return found;
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (const Problem& p : problems) least = std::min(least, p.knapsack.minimum_bytes());
+  return best_within(c, problems, least);
+}
 
 std::vector<Baseline> baselines(const Candidates& candidates, std::int64_t limit_bytes, std::uint64_t seed) {
   std::vector<Baseline> list;

@@ -50,8 +50,9 @@ void check_sizes(const sens::SensResult& sens, const sens::ScoreTable& table, co
 
 }  // namespace
 
-Candidates::Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log)
-    : sens_(sens), accounting_(accounting), metric_(choose_metric(sens, metric)), table_(&sens.scores.at(metric_)) {
+Candidates::Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log,
+                       const Restrictions& restrictions)
+    : sens_(sens), accounting_(accounting), restrictions_(restrictions), metric_(choose_metric(sens, metric)), table_(&sens.scores.at(metric_)) {
   check_sizes(sens, *table_, metric_);
   accounting_.sink_tokens = sens.n_sinks;
   std::set<std::string> seen;
@@ -105,6 +106,90 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
     log.note(fmt::format("4 or more query heads per KV head: K keeps at least 4 bits (token groups) or 3 (channel groups); left out: {}",
                          fmt::join(held_back, " ")));
   elements_ = cache_elements(layers, accounting_);
+  restrict(log);
+  count_bytes();
+}
+
+/// Takes what the target does not allow out of `allowed_`.
+void Candidates::restrict(const LogSink& log) {
+  const std::vector<LayerGeometry>& layers = sens_.model.layers;
+  const Restrictions& r = restrictions_;
+  check_arch(r.arch);
+  const std::pair<const char*, const std::vector<std::string>*> lists[] = {{"--allow-k", &r.k}, {"--allow-v", &r.v}};
+  for (const auto& [option, list] : lists)
+    for (const std::string& text : *list)
+      if (std::find(sens_.schemes.begin(), sens_.schemes.end(), text) == sens_.schemes.end())
+        fail(ErrorKind::kUsage, fmt::format("{} {}", option, text), "no candidate of the scores; they hold {}", fmt::join(sens_.schemes, " "));
+  skipped_.assign(layers.size(), 0);
+  for (const int index : r.skip_layers) {
+    const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerGeometry& g) { return g.index == index; });
+    if (layer == layers.end())
+      fail(ErrorKind::kUsage, fmt::format("--skip-layers {}", index), "the model has no such layer with attention; its layers are {} to {}", layers.front().index,
+           layers.back().index);
+    skipped_[static_cast<std::size_t>(layer - layers.begin())] = 1;
+  }
+  const auto reason = [&](std::size_t l, Side side, std::size_t s) -> std::string {
+    const kvrt::Format format = schemes_[s].format;
+    if (skipped_[l]) return format == kvrt::Format::kBf16 && !schemes_[s].pre ? "" : fmt::format("--skip-layers keeps layer {} in bf16", layers[l].index);
+    const std::vector<std::string>& list = side == Side::kK ? r.k : r.v;
+    if (!list.empty() && std::find(list.begin(), list.end(), sens_.schemes[s]) == list.end()) return side == Side::kK ? "not in --allow-k" : "not in --allow-v";
+    return missing_on_arch(r.arch, format);
+  };
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    for (const Side side : {Side::kK, Side::kV}) {
+      std::string last;
+      std::size_t n_left = 0;
+      for (std::size_t s = 0; s < schemes_.size(); ++s) {
+        if (!allowed(l, side, s)) continue;
+        const std::string why = reason(l, side, s);
+        if (why.empty()) {
+          ++n_left;
+          continue;
+        }
+        allowed_[(2 * l + (side == Side::kK ? 0 : 1)) * schemes_.size() + s] = 0;
+        last = why;
+        const auto same = [&](const auto& e) { return e.first == s && e.second == why; };
+        if (!skipped_[l] && std::none_of(excluded_.begin(), excluded_.end(), same)) excluded_.emplace_back(s, why);
+      }
+      if (n_left == 0)
+        fail(ErrorKind::kInfeasible, unit_name({layers[l].index, side}), "no candidate scheme is left ({}); allow more, or score more with kvsens --candidates{}",
+             last.empty() ? "none was scored" : last, skipped_[l] ? " default,bf16" : "");
+    }
+  for (const auto& [scheme, why] : excluded_)
+    if (!missing_on_arch(r.arch, schemes_[scheme].format).empty()) log.note(fmt::format("{}: left out, {}", sens_.schemes[scheme], why));
+}
+
+/// Bytes of every scheme on its side with every exit block that a partner may impose, once per geometry.
+void Candidates::count_bytes() {
+  for (const kvrt::Scheme& s : schemes_) exits_.push_back(kvrt::finish_tiers(s, s, 0, 0, 0.0).block_base);
+  std::vector<std::int64_t> of_scheme = exits_;
+  std::sort(exits_.begin(), exits_.end());
+  exits_.erase(std::unique(exits_.begin(), exits_.end()), exits_.end());
+  for (const std::int64_t e : of_scheme) exit_class_.push_back(static_cast<std::size_t>(std::lower_bound(exits_.begin(), exits_.end(), e) - exits_.begin()));
+
+  const std::vector<LayerGeometry>& layers = sens_.model.layers;
+  const auto alike = [](const LayerGeometry& a, const LayerGeometry& b) {
+    return a.n_kv_heads == b.n_kv_heads && a.head_dim == b.head_dim && a.sliding_window == b.sliding_window;
+  };
+  side_bytes_.assign(layers.size() * 2 * schemes_.size() * sens_.windows.size() * exits_.size(), 0);
+  constants_.assign(layers.size() * schemes_.size(), 0);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    geometry_of_.push_back(static_cast<std::size_t>(
+        std::find_if(layers.begin(), layers.begin() + static_cast<std::ptrdiff_t>(l), [&](const LayerGeometry& g) { return alike(g, layers[l]); }) - layers.begin()));
+    if (geometry_of_[l] != l) continue;
+    for (std::size_t s = 0; s < schemes_.size(); ++s)
+      for (const Side side : {Side::kK, Side::kV}) {
+        if (!kvrt::check_shape(schemes_[s], layers[l].head_dim, side == Side::kK).empty()) continue;
+        constants_[l * schemes_.size() + s] = constants_bytes(schemes_[s], layers[l]);
+        for (std::size_t w = 0; w < sens_.windows.size(); ++w)
+          for (std::size_t e = exit_class_[s]; e < exits_.size(); ++e)
+            side_bytes_[cost_index(l, side, s, w, e)] = side_bytes(layers[l], schemes_[s], side, exits_[e], sens_.windows[w], accounting_);
+      }
+  }
+}
+
+std::size_t Candidates::cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t window, std::size_t exit_class) const {
+  return (((2 * layer + (side == Side::kK ? 0 : 1)) * schemes_.size() + scheme) * sens_.windows.size() + window) * exits_.size() + exit_class;
 }
 
 bool Candidates::metric_in_nats() const {
@@ -125,42 +210,14 @@ double Candidates::standard_error(std::size_t layer, Side side, std::size_t sche
 }
 
 std::int64_t Candidates::bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const {
-  return layer_bytes(sens_.model.layers[layer], schemes_[k], schemes_[v], sens_.windows[window], accounting_);
+  const std::size_t l = geometry_of_[layer], e = std::max(exit_class_[k], exit_class_[v]);
+  return side_bytes_[cost_index(l, Side::kK, k, window, e)] + side_bytes_[cost_index(l, Side::kV, v, window, e)];
 }
 
 LayerOption Candidates::option(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const {
-  const LayerGeometry& geometry = sens_.model.layers[layer];
-  return {k, v, window, bytes(layer, k, v, window), constants_bytes(schemes_[k], geometry) + constants_bytes(schemes_[v], geometry),
+  const std::size_t l = geometry_of_[layer] * schemes_.size();
+  return {k, v, window, bytes(layer, k, v, window), constants_[l + k] + constants_[l + v],
           score(layer, Side::kK, k, window) + score(layer, Side::kV, v, window)};
-}
-
-std::vector<std::vector<LayerOption>> Candidates::options(const std::vector<std::size_t>& windows, const Filter& filter) const {
-  std::vector<std::vector<LayerOption>> all(n_layers());
-  for (std::size_t l = 0; l < n_layers(); ++l) {
-    std::vector<std::size_t> of_side[2];
-    for (const Side side : {Side::kK, Side::kV}) {
-      std::vector<std::size_t>& list = of_side[side == Side::kK ? 0 : 1];
-      for (std::size_t s = 0; s < schemes_.size(); ++s)
-        if (allowed(l, side, s) && (!filter || filter(l, side, s))) list.push_back(s);
-      if (list.empty())
-        fail(ErrorKind::kInfeasible, fmt::format("layer {} {}", sens_.model.layers[l].index, side_name(side)),
-             "no candidate scheme is left; give kvsens a longer --candidates list");
-    }
-    for (const std::size_t w : windows)
-      for (const std::size_t k : of_side[0])
-        for (const std::size_t v : of_side[1]) all[l].push_back(option(l, k, v, w));
-  }
-  return all;
-}
-
-std::vector<OptionGroup> knapsack(const std::vector<std::vector<LayerOption>>& options, bool with_constants) {
-  std::vector<OptionGroup> groups;
-  for (const std::vector<LayerOption>& layer : options) {
-    OptionGroup group;
-    for (const LayerOption& o : layer) group.push_back({o.bytes + (with_constants ? o.constants : 0), o.score});
-    groups.push_back(std::move(group));
-  }
-  return groups;
 }
 
 }  // namespace calib::plan

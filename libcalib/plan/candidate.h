@@ -7,6 +7,7 @@
 
 #include "libcalib/base/error.h"
 #include "libcalib/plan/cost_model.h"
+#include "libcalib/plan/restrictions.h"
 #include "libcalib/plan/solver.h"
 #include "libcalib/sens/sens_result.h"
 
@@ -20,6 +21,12 @@ struct LayerOption {
   double score = 0;            ///< S_K + S_V
 };
 
+/// Layers that are decided together, and the ways to store them: bytes, constants and score are sums over the layers.
+struct LayerGroup {
+  std::vector<std::size_t> layers;  ///< positions in the model
+  std::vector<LayerOption> options;
+};
+
 /// Everything the search needs of sens.h5, checked once.
 class Candidates {
  public:
@@ -27,13 +34,16 @@ class Candidates {
   using Filter = std::function<bool(std::size_t layer, Side side, std::size_t scheme)>;
 
   /// `metric` empty: the first present of logit_kl, fisher_softmax, fisher_vec, lookahead, fisher, attn_out.
-  /// Throws: kUsage (unknown metric, a scheme listed twice), kMismatch (a unit of the model is missing, naming it; tables of
-  /// other sizes), kNumeric (a score that is not finite, naming layer, side and scheme), kUnsupported (scheme not offered).
+  /// Throws: kUsage (unknown metric, a scheme listed twice, restrictions that name what is not there), kMismatch (a unit of the
+  /// model is missing, naming it; tables of other sizes), kNumeric (a score that is not finite, naming layer, side and scheme),
+  /// kUnsupported (scheme not offered), kInfeasible (restrictions leave a unit nothing, naming layer and rule).
   /// Group sizes of 4 and more keep K base at 4 bits (token) or 3 (channel), noted once (METHODS.md 8).
-  Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log = {});
+  Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log = {},
+             const Restrictions& restrictions = {});
 
   const sens::SensResult& sens() const { return sens_; }
   const Accounting& accounting() const { return accounting_; }
+  const Restrictions& restrictions() const { return restrictions_; }
   const std::string& metric() const { return metric_; }
   bool metric_in_nats() const;
   std::size_t n_layers() const { return sens_.model.layers.size(); }
@@ -41,31 +51,53 @@ class Candidates {
   std::int64_t elements() const { return elements_; }
   /// Model-wide: some layer has four or more query heads per KV head.
   bool wide_groups() const { return wide_groups_; }
+  /// Kept in bf16 by the restrictions.
+  bool skipped(std::size_t layer) const { return skipped_[layer] != 0; }
+  /// Schemes that a restriction took away from some unit, by index, each with the rule; for reports.
+  const std::vector<std::pair<std::size_t, std::string>>& excluded() const { return excluded_; }
 
   bool allowed(std::size_t layer, Side side, std::size_t scheme) const;
+  /// Position of a layer's side among the units of sens.h5.
+  std::size_t unit(std::size_t layer, Side side) const { return unit_of_[2 * layer + (side == Side::kK ? 0 : 1)]; }
   double score(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const;
   double standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const;
+  /// Both sides share the window and the exit block. Equal to layer_bytes().
   std::int64_t bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const;
   LayerOption option(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const;
 
-  /// All allowed pairs of every layer for the given windows. An empty set throws kInfeasible naming the layer.
-  std::vector<std::vector<LayerOption>> options(const std::vector<std::size_t>& windows, const Filter& filter = {}) const;
+  /// The groups of layers that are decided together (each its own, or all that are not skipped under `one_pair`), with every
+  /// allowed pair for the given windows that no other beats or equals in cost and score. Cost: bytes, with the constants if
+  /// `with_constants`. An empty set throws kInfeasible naming the layer.
+  std::vector<LayerGroup> groups(const std::vector<std::size_t>& windows, const Filter& filter = {}, bool with_constants = false) const;
 
  private:
-  std::size_t unit(std::size_t layer, Side side) const { return unit_of_[2 * layer + (side == Side::kK ? 0 : 1)]; }
+  std::size_t cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t window, std::size_t exit_class) const;
+  void restrict(const LogSink& log);
+  void count_bytes();
+  std::vector<std::size_t> side_list(std::size_t layer, Side side, const Filter& filter) const;
+  void add_layer_options(std::size_t layer, std::size_t window, const Filter& filter, bool with_constants, std::vector<LayerOption>& out) const;
+  LayerGroup tied_group(const std::vector<std::size_t>& layers, const std::vector<std::size_t>& windows, const Filter& filter) const;
 
   const sens::SensResult& sens_;
   Accounting accounting_;
+  Restrictions restrictions_;
   std::string metric_;
   const sens::ScoreTable* table_ = nullptr;
   std::vector<kvrt::Scheme> schemes_;
-  std::vector<std::size_t> unit_of_;      ///< [layers, 2]
-  std::vector<std::uint8_t> allowed_;     ///< [layers, 2, schemes]
+  std::vector<std::size_t> unit_of_;        ///< [layers, 2]
+  std::vector<std::uint8_t> allowed_;       ///< [layers, 2, schemes]
+  std::vector<std::uint8_t> skipped_;       ///< [layers]
+  std::vector<std::pair<std::size_t, std::string>> excluded_;
+  std::vector<std::size_t> exit_class_;     ///< [schemes]: position of the scheme's exit block in exits_
+  std::vector<std::int64_t> exits_;         ///< exit blocks among the candidates, ascending
+  std::vector<std::size_t> geometry_of_;    ///< [layers]: first layer with the same geometry
+  std::vector<std::int64_t> side_bytes_;    ///< [layers, 2, schemes, windows, exits]; filled for the layers in geometry_of_
+  std::vector<std::int64_t> constants_;     ///< [layers, schemes], likewise
   std::int64_t elements_ = 0;
   bool wide_groups_ = false;
 };
 
 /// The groups of the knapsack. Memory budgets count the constants too, once.
-std::vector<OptionGroup> knapsack(const std::vector<std::vector<LayerOption>>& options, bool with_constants = false);
+std::vector<OptionGroup> knapsack(const std::vector<LayerGroup>& groups, bool with_constants = false);
 
 }  // namespace calib::plan

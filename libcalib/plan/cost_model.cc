@@ -27,6 +27,13 @@ std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, cons
                              kvrt::cache_bytes(layout, kvrt::CacheSide::kV, accounting.context_tokens));
 }
 
+std::int64_t side_bytes(const LayerGeometry& layer, const kvrt::Scheme& scheme, Side side, std::int64_t exit_block, std::int64_t window,
+                        const Accounting& accounting) {
+  kvrt::LayerLayout layout = make_layout(layer, scheme, scheme, window, accounting);
+  layout.tiers.block_base = exit_block;
+  return accounting.batch * kvrt::cache_bytes(layout, side == Side::kK ? kvrt::CacheSide::kK : kvrt::CacheSide::kV, accounting.context_tokens);
+}
+
 bool countable(const std::vector<LayerGeometry>& layers, std::int64_t window, const Accounting& accounting) {
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 33;
   constexpr double kMostBytes = 0x1p60, kPageSlack = 4096;  // tokens that padding may add to a segment

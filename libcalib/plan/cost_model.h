@@ -23,6 +23,10 @@ kvrt::LayerLayout make_layout(const LayerGeometry& layer, const kvrt::Scheme& k,
 std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
                          const Accounting& accounting);
 
+/// The same for one side whose partner imposes `exit_block` (at least the scheme's own).
+std::int64_t side_bytes(const LayerGeometry& layer, const kvrt::Scheme& scheme, Side side, std::int64_t exit_block, std::int64_t window,
+                        const Accounting& accounting);
+
 /// False where byte counts could leave 63 bits: sizes, counts or windows beyond any device. Check before counting what came from a file
 /// or a user.
 bool countable(const std::vector<LayerGeometry>& layers, std::int64_t window, const Accounting& accounting);

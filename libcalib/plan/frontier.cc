@@ -9,8 +9,8 @@ namespace calib::plan {
 std::vector<FrontierPoint> frontier(const Candidates& candidates, bool window_per_layer, std::size_t n_points) {
   CALIB_CHECK(n_points >= 2);
   OptionGroup vertices;
-  for (const std::vector<std::size_t>& windows : window_sets(candidates, window_per_layer))
-    for (const HullPoint& point : dual_sweep(knapsack(candidates.options(windows)))) vertices.push_back({point.bytes, point.score});
+  for (const Problem& problem : problems_of(candidates, window_per_layer))
+    for (const HullPoint& point : problem.knapsack.dual_sweep()) vertices.push_back({point.bytes, point.score});
   const std::vector<std::size_t> kept = undominated(vertices);
 
   std::vector<FrontierPoint> points;

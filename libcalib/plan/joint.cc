@@ -80,9 +80,9 @@ double predicted_score(const std::vector<LayerOption>& choice) {
 }
 
 std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t window, std::size_t n, std::uint64_t seed) {
-  const std::vector<std::vector<LayerOption>> options = candidates.options({window});
-  const std::vector<OptionGroup> groups = knapsack(options);
-  std::vector<std::vector<std::size_t>> useful;  // per layer: undominated options
+  const std::vector<LayerGroup> tied = candidates.groups({window});
+  const std::vector<OptionGroup> groups = knapsack(tied);
+  std::vector<std::vector<std::size_t>> useful;  // per group: undominated options
   for (const OptionGroup& group : groups) useful.push_back(undominated(group));
   std::vector<HullPoint> points = dual_sweep(groups);
   while (points.size() > 1 && effective_bits(points.back().bytes, candidates.elements()) > kMostBits) points.pop_back();
@@ -91,8 +91,11 @@ std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates
   std::set<std::vector<std::size_t>> seen;
   const auto keep = [&](const std::vector<std::size_t>& choice) {
     if (out.size() >= n || !seen.insert(choice).second) return;
-    std::vector<LayerOption> layers;
-    for (std::size_t l = 0; l < choice.size(); ++l) layers.push_back(options[l][choice[l]]);
+    std::vector<LayerOption> layers(candidates.n_layers());
+    for (std::size_t g = 0; g < choice.size(); ++g) {
+      const LayerOption& taken = tied[g].options[choice[g]];
+      for (const std::size_t l : tied[g].layers) layers[l] = candidates.option(l, taken.k, taken.v, taken.window);
+    }
     out.push_back(std::move(layers));
   };
   const double first = static_cast<double>(points.front().bytes), last = static_cast<double>(points.back().bytes);

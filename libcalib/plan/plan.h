@@ -9,6 +9,7 @@
 
 #include "kernels/core/scheme.h"
 #include "libcalib/base/model_geometry.h"
+#include "libcalib/plan/restrictions.h"
 #include "libcalib/quant/scheme_params.h"
 
 namespace calib::plan {
@@ -49,6 +50,7 @@ struct Request {
   std::string metric;                ///< score that was spent; empty for uniform plans
   std::string candidates;            ///< list name of sens.h5
   bool window_per_layer = false;
+  Restrictions restrictions;
 };
 
 /// What joint runs say about predictions (joint.h): measured KL = slope x predicted sum, ln PPL ratio = kappa x KL. Runs span decades,
@@ -125,8 +127,12 @@ struct Rung {
   double score = 0;
 };
 
+/// Limits for watching the plan in use. Ratios are against the 16-bit cache under the same load: perplexity, time to first token, time
+/// between tokens. Compression buys speed where HBM bandwidth is the bottleneck: HBM less busy than its limit, or SMs busier than
+/// theirs, say that it is not.
 struct Monitor {
-  double kl_max = 0.05, ppl_ratio_max = 1.10, ttft_ratio_max = 1.15, hit_rate_min = 0.70, hbm_utilisation_min = 0.50;
+  double kl_max = 0.05, ppl_ratio_max = 1.10, ttft_ratio_max = 1.15, itl_ratio_max = 1.15;
+  double hit_rate_min = 0.70, hbm_utilisation_min = 0.50, sm_utilisation_max = 0.90;
   std::optional<std::int64_t> length_limit;
 };
 
@@ -137,6 +143,7 @@ struct Plan {
   Summary summary;
   std::vector<FrontierPoint> frontier;
   std::vector<Baseline> baselines;
+  std::vector<Reason> decision;  ///< the whole plan's flow: what was considered, what it would have cost, what was chosen
   std::int64_t sink_tokens = 4, window_tokens = 128;
   std::vector<LayerPlan> layers;  ///< ascending index, one per layer of `model`
   int page_tokens = 64, scale_refresh_tokens = 0;

@@ -5,6 +5,7 @@
 
 #include "libcalib/plan/baseline.h"
 #include "libcalib/plan/decision.h"
+#include "libcalib/plan/decision_flow.h"
 #include "libcalib/plan/frontier.h"
 #include "libcalib/plan/ladder.h"
 
@@ -39,6 +40,42 @@ void check_accounting(const ModelIdentity& model, std::int64_t window, const Acc
   if (!countable(model.layers, window, a))
     fail(ErrorKind::kUsage, "--context, --batch", "{} tokens x batch {} with {} sinks and window {} is beyond what can be counted", a.context_tokens, a.batch,
          a.sink_tokens, window);
+}
+
+/// Request fields that every plan of a search has.
+plan::Request request_of(const sens::SensResult& sens, const SearchRequest& request) {
+  plan::Request out;
+  out.budget = request.limit_text;
+  out.profile = request.limits.profile;
+  out.context_tokens = request.accounting.context_tokens;
+  out.batch = request.accounting.batch;
+  out.candidates = sens.candidate_list;
+  out.window_per_layer = request.limits.window_per_layer;
+  out.restrictions = request.restrictions;
+  return out;
+}
+
+std::string asked_text(const SearchRequest& request) {
+  if (!request.limits.profile.empty()) return "profile " + request.limits.profile;
+  return request.limits.budget && request.limits.budget->kind == Budget::Kind::kEffectiveBits ? request.limit_text + " effective bits" : request.limit_text;
+}
+
+bool restrictions_allow_bf16(const Restrictions& r) {
+  const auto holds = [](const std::vector<std::string>& list) { return list.empty() || std::find(list.begin(), list.end(), "bf16") != list.end(); };
+  return holds(r.k) && holds(r.v);
+}
+
+/// What a limit that 16 bit fits asks for: bf16 everywhere, and no tiers, which would be bf16 as well.
+Plan plan_in_16_bit(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, std::int64_t limit_bytes) {
+  Plan plan = uniform_plan(sens.model, {"bf16", "bf16", "bf16", 0, 0, ""}, request.accounting, evidence, {});
+  plan.request = request_of(sens, request);
+  plan.request.budget_bytes = limit_bytes;
+  for (LayerPlan& layer : plan.layers)
+    for (const Side side : {Side::kK, Side::kV}) layer.unit(side).why = {{"bf16", "16 bit fits the budget: nothing needs to be compressed", {}}};
+  plan.decision = affordability(sens.model.layers, request.accounting, asked_text(request), limit_bytes);
+  plan.decision.push_back({"chosen", fmt::format("bf16 for every unit, {}, {:.3f} effective bits", format_bytes(plan.summary.bytes), plan.summary.effective_bits),
+                           {{"bytes", static_cast<double>(plan.summary.bytes)}, {"effective_bits", plan.summary.effective_bits}}});
+  return plan;
 }
 
 }  // namespace
@@ -77,30 +114,35 @@ Candidates candidates_of(const sens::SensResult& sens, const SearchRequest& requ
   Accounting accounting = request.accounting;
   accounting.sink_tokens = sens.n_sinks;
   for (const std::int64_t window : sens.windows) check_accounting(sens.model, window, accounting);
-  return Candidates(sens, accounting, request.metric, log);
+  return Candidates(sens, accounting, request.metric, log, request.restrictions);
 }
 
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
   const Candidates candidates = candidates_of(sens, request, log);
-  return plan_of(candidates, search(candidates, request.limits), evidence, request);
+  if (request.limits.budget && restrictions_allow_bf16(request.restrictions)) {
+    const Accounting& accounting = candidates.accounting();
+    const std::int64_t limit = budget_bytes(*request.limits.budget, candidates.elements(), accounting.context_tokens, accounting.batch);
+    if (plain_16_bit_bytes(sens.model.layers, accounting) <= limit) return plan_in_16_bit(sens, evidence, request, limit);
+  }
+  Found found = search(candidates, request.limits);
+  // A limit on loss is met or not: there the margin rule has nothing to trade.
+  std::optional<MarginVerdict> margin;
+  if (request.limits.budget) margin = apply_margin(candidates, found.limit_bytes, request.limits.window_per_layer, found);
+  return plan_of(candidates, found, evidence, request, margin);
 }
 
-Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByLayer& evidence, const SearchRequest& request) {
+Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByLayer& evidence, const SearchRequest& request,
+             const std::optional<MarginVerdict>& margin) {
   const sens::SensResult& sens = candidates.sens();
   Plan plan;
   plan.model = sens.model;
   plan.sink_tokens = sens.n_sinks;
   plan.page_tokens = request.accounting.page_tokens;
   plan.scale_refresh_tokens = request.accounting.scale_refresh_tokens;
-  plan.request.budget = request.limit_text;
-  plan.request.profile = request.limits.profile;
-  plan.request.context_tokens = request.accounting.context_tokens;
-  plan.request.batch = request.accounting.batch;
+  plan.request = request_of(sens, request);
   plan.request.budget_bytes = found.limit_bytes;
   plan.request.max_kl = found.limit_score;
   plan.request.metric = candidates.metric();
-  plan.request.candidates = sens.candidate_list;
-  plan.request.window_per_layer = request.limits.window_per_layer;
 
   // The plan's window is the one that most layers have.
   std::vector<std::size_t> votes(sens.windows.size(), 0);
@@ -120,7 +162,7 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
       UnitPlan& unit = layer.unit(side);
       unit = make_unit(candidates.scheme(scheme), side, geometry);
       if (kvrt::needs_calibration(unit.scheme)) unit.params = params_from_sens(sens, geometry, side, sens.schemes[scheme]);
-      unit.why = decision_reasons(candidates, l, side, choice, found.score, found.solution.lambda, seen == evidence.end() ? nullptr : &seen->second);
+      unit.why = decision_reasons(candidates, l, side, found, seen == evidence.end() ? nullptr : &seen->second);
     }
     plan.layers.push_back(std::move(layer));
   }
@@ -133,6 +175,8 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
   plan.frontier = frontier(candidates, request.limits.window_per_layer);
   plan.baselines = baselines(candidates, found.limit_bytes > 0 ? found.limit_bytes : found.bytes, request.seed);
   plan.fallback = fallback_ladder(candidates, found.choice);
+  plan.decision = affordability(sens.model.layers, candidates.accounting(), asked_text(request), found.limit_bytes);
+  for (Reason& step : decision_flow(candidates, found, request.limits.window_per_layer, margin, evidence)) plan.decision.push_back(std::move(step));
   return plan;
 }
 

@@ -11,25 +11,12 @@ namespace {
 
 constexpr double kWideGroupFactor = 1.25;  // METHODS.md 8, GQA-conservative margin
 
-struct Problem {
-  std::vector<std::vector<LayerOption>> options;
-  std::vector<OptionGroup> groups;
-};
-
-std::vector<Problem> problems_of(const Candidates& candidates, bool per_layer, bool with_constants) {
-  std::vector<Problem> problems;
-  for (const std::vector<std::size_t>& windows : window_sets(candidates, per_layer)) {
-    Problem p;
-    p.options = candidates.options(windows);
-    p.groups = knapsack(p.options, with_constants);
-    problems.push_back(std::move(p));
-  }
-  return problems;
-}
-
 Found found_of(const Candidates& candidates, const Problem& problem, const Solution& solution) {
-  std::vector<LayerOption> choice;
-  for (std::size_t l = 0; l < problem.options.size(); ++l) choice.push_back(problem.options[l][solution.choice[l]]);
+  std::vector<LayerOption> choice(candidates.n_layers());
+  for (std::size_t g = 0; g < problem.groups.size(); ++g) {
+    const LayerOption& taken = problem.groups[g].options[solution.choice[g]];
+    for (const std::size_t l : problem.groups[g].layers) choice[l] = candidates.option(l, taken.k, taken.v, taken.window);
+  }
   Found found = plan::found_of(candidates, std::move(choice));
   found.solution = solution;
   return found;
@@ -38,7 +25,7 @@ Found found_of(const Candidates& candidates, const Problem& problem, const Solut
 /// Fewest bytes over all problems, with the plan's constants if the budget counts them.
 std::int64_t least_bytes_of(const std::vector<Problem>& problems) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  for (const Problem& p : problems) least = std::min(least, minimum_bytes(p.groups));
+  for (const Problem& p : problems) least = std::min(least, p.knapsack.minimum_bytes());
   return least;
 }
 
@@ -52,8 +39,9 @@ std::int64_t hypothetical_least(const Candidates& c, std::int64_t window, const 
       std::vector<kvrt::Scheme>& list = of_side[side == Side::kK ? 0 : 1];
       for (std::size_t s = 0; s < c.sens().schemes.size(); ++s)
         if (c.allowed(l, side, s)) list.push_back(c.scheme(s));
+      const bool keeps_bits = side == Side::kK && geometry.n_q_heads >= 4 * geometry.n_kv_heads;  // the margin of wide query groups
       for (const kvrt::Scheme& s : extra)
-        if (kvrt::check_shape(s, geometry.head_dim, side == Side::kK).empty()) list.push_back(s);
+        if (!keeps_bits && kvrt::check_shape(s, geometry.head_dim, side == Side::kK).empty()) list.push_back(s);
     }
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
     for (const kvrt::Scheme& k : of_side[0])
@@ -80,7 +68,47 @@ std::string cheapest_fix(const Candidates& c, std::int64_t limit) {
   return "no window or candidate of this build reaches it; ask for more";
 }
 
-[[noreturn]] void fail_budget(const Candidates& c, const Budget& budget, std::int64_t limit, std::int64_t least) {
+/// What the restrictions cost: the limit would be reachable without them. Empty if it would not, or there are none.
+template <typename Reachable>
+std::string restriction_fix(const Candidates& c, const Reachable& reachable) {
+  const Restrictions& r = c.restrictions();
+  if (!r.any()) return "";
+  std::vector<Restrictions> looser;  // one rule less at a time, then none
+  const auto without = [&](const auto& drop) {
+    Restrictions less = r;
+    drop(less);
+    if (restrictions_text(less) != restrictions_text(r)) looser.push_back(std::move(less));
+  };
+  without([](Restrictions& x) { x.one_pair = false; });
+  without([](Restrictions& x) { x.same_kv = false; });
+  without([](Restrictions& x) { x.skip_layers.clear(); });
+  without([](Restrictions& x) { x.k.clear(); });
+  without([](Restrictions& x) { x.v.clear(); });
+  without([](Restrictions& x) { x.arch.clear(); });
+  looser.push_back({});
+  for (const Restrictions& less : looser) {
+    const std::string gain = reachable(Candidates(c.sens(), c.accounting(), c.metric(), {}, less));
+    if (gain.empty()) continue;
+    const std::string left = restrictions_text(less);
+    return fmt::format("with {} in place of {} {}", left.empty() ? "no restriction" : left, restrictions_text(r), gain);
+  }
+  return "";
+}
+
+/// The scheme pair and window that most layers have, for messages.
+std::string typical_choice(const Candidates& c, const std::vector<LayerOption>& choice) {
+  std::size_t best = 0, best_count = 0;
+  const auto same = [](const LayerOption& a, const LayerOption& b) { return a.k == b.k && a.v == b.v && a.window == b.window; };
+  for (std::size_t l = 0; l < choice.size(); ++l) {
+    const auto count = static_cast<std::size_t>(std::count_if(choice.begin(), choice.end(), [&](const LayerOption& o) { return same(o, choice[l]); }));
+    if (count > best_count) best = l, best_count = count;
+  }
+  const LayerOption& o = choice[best];
+  return fmt::format("{}:{} window {}", c.sens().schemes[o.k], c.sens().schemes[o.v], c.sens().windows[o.window]);
+}
+
+[[noreturn]] void fail_budget(const Candidates& c, const Budget& budget, const std::vector<Problem>& problems, std::int64_t limit, std::int64_t least,
+                              bool window_per_layer, bool with_constants) {
   const Accounting& a = c.accounting();
   std::string asked, minimum;
   if (budget.kind == Budget::Kind::kEffectiveBits) {
@@ -90,17 +118,17 @@ std::string cheapest_fix(const Candidates& c, std::int64_t limit) {
     asked = fmt::format("{} at T={} x batch {} ({} bytes)", budget.text, a.context_tokens, a.batch, limit);
     minimum = fmt::format("{} bytes ({}, {:.2f} effective bits)", least, format_bytes(least), effective_bits(least, c.elements()));
   }
-  fail(ErrorKind::kInfeasible, asked, "minimum {} with these candidates; {}", minimum, cheapest_fix(c, limit));
-}
-
-Found within_bytes(const Candidates& c, const std::vector<Problem>& problems, std::int64_t limit) {
-  std::optional<Found> best;
-  for (const Problem& p : problems)
-    if (const std::optional<Solution> s = solve(p.groups, limit))
-      if (!best || s->score < best->solution.score || (s->score == best->solution.score && s->bytes < best->solution.bytes))
-        best = found_of(c, p, *s);
-  CALIB_CHECK(best);
-  return *best;
+  const std::string loosened = restriction_fix(c, [&](const Candidates& free) -> std::string {
+    const std::int64_t bytes = least_bytes_of(problems_of(free, window_per_layer, {}, with_constants));
+    return bytes <= limit ? fmt::format("the minimum is {:.2f} effective bits", effective_bits(bytes, c.elements())) : "";
+  });
+  const std::optional<Found> smallest = best_within(c, problems, least);
+  CALIB_CHECK(smallest);
+  fail(ErrorKind::kInfeasible, asked, "minimum {} with these candidates{} (most layers {}); {}", minimum,
+       c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", typical_choice(c, smallest->choice),
+       !loosened.empty()        ? loosened
+       : c.restrictions().any() ? "and without restrictions: " + cheapest_fix(Candidates(c.sens(), a, c.metric()), limit)
+                                : cheapest_fix(c, limit));
 }
 
 Found within_score(const Candidates& c, const std::vector<Problem>& problems, double limit) {
@@ -110,14 +138,11 @@ Found within_score(const Candidates& c, const std::vector<Problem>& problems, do
   for (int round = 0; round < 64; ++round, aim *= 0.9) {
     std::optional<Found> best;
     for (const Problem& p : problems) {
-      if (const std::optional<Solution> s = least_bytes(p.groups, aim)) {
+      if (const std::optional<Solution> s = p.knapsack.least_bytes(aim)) {
         if (!best || s->bytes < best->solution.bytes || (s->bytes == best->solution.bytes && s->score < best->solution.score))
           best = found_of(c, p, *s);
       } else {
-        double sum = 0;
-        for (const OptionGroup& g : p.groups)
-          sum += std::min_element(g.begin(), g.end(), [](const Option& a, const Option& b) { return a.score < b.score; })->score;
-        lowest = std::min(lowest, sum);
+        lowest = std::min(lowest, p.knapsack.minimum_score());
       }
     }
     if (!best) break;
@@ -127,11 +152,36 @@ Found within_score(const Candidates& c, const std::vector<Problem>& problems, do
     }
     lowest = std::min(lowest, best->score);
   }
-  fail(ErrorKind::kInfeasible, fmt::format("predicted KL <= {}", limit), "the lowest prediction with these candidates is {:.3g}{}; ask for that, or score wider schemes (kvsens --candidates bf16,int8.channel.g64.pre,…)",
-       lowest, c.wide_groups() ? fmt::format(" (limits hold for {} x prediction + 1 SE: 4 or more query heads per KV head)", kWideGroupFactor) : "");
+  const double reach = c.wide_groups() ? limit / kWideGroupFactor : limit;
+  const std::string loosened = restriction_fix(c, [&](const Candidates& free) -> std::string {
+    double best = std::numeric_limits<double>::infinity();
+    for (const Problem& p : problems_of(free, true)) best = std::min(best, p.knapsack.minimum_score());
+    return best <= reach ? fmt::format("the lowest prediction is {:.3g}", best) : "";
+  });
+  fail(ErrorKind::kInfeasible, fmt::format("predicted KL <= {}", limit), "the lowest prediction with these candidates{} is {:.3g}{}; {}",
+       c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", lowest, c.wide_groups() ? fmt::format(" (limits hold for {} x prediction + 1 SE: 4 or more query heads per KV head)", kWideGroupFactor) : "",
+       loosened.empty() ? "ask for that, or score wider schemes (kvsens --candidates bf16,int8.channel.g64.pre,…)" : loosened);
 }
 
 }  // namespace
+
+std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter, bool with_constants) {
+  std::vector<Problem> problems;
+  for (const std::vector<std::size_t>& windows : window_sets(candidates, window_per_layer)) {
+    std::vector<LayerGroup> groups = candidates.groups(windows, filter, with_constants);
+    Knapsack knapsack_of_groups(knapsack(groups, with_constants));
+    problems.push_back({std::move(groups), std::move(knapsack_of_groups)});
+  }
+  return problems;
+}
+
+std::optional<Found> best_within(const Candidates& c, const std::vector<Problem>& problems, std::int64_t limit) {
+  std::optional<Found> best;
+  for (const Problem& p : problems)
+    if (const std::optional<Solution> s = p.knapsack.solve(limit))
+      if (!best || s->score < best->solution.score || (s->score == best->solution.score && s->bytes < best->solution.bytes)) best = found_of(c, p, *s);
+  return best;
+}
 
 std::vector<std::vector<std::size_t>> window_sets(const Candidates& candidates, bool per_layer) {
   std::vector<std::vector<std::size_t>> sets;
@@ -163,18 +213,21 @@ Found found_of(const Candidates& candidates, std::vector<LayerOption> choice) {
 }
 
 Found search(const Candidates& c, const Limits& limits) {
+  if (c.restrictions().one_pair && limits.window_per_layer)
+    fail(ErrorKind::kUsage, "--one-pair, --window-per-layer", "contradict each other: one pair for all layers has one window");
   if (limits.budget) {
     const bool with_constants = limits.budget->kind == Budget::Kind::kBytes;
     const std::int64_t limit = budget_bytes(*limits.budget, c.elements(), c.accounting().context_tokens, c.accounting().batch);
-    const std::vector<Problem> problems = problems_of(c, limits.window_per_layer, with_constants);
-    if (const std::int64_t least = least_bytes_of(problems); least > limit) fail_budget(c, *limits.budget, limit, least);
-    Found found = within_bytes(c, problems, limit);
+    const std::vector<Problem> problems = problems_of(c, limits.window_per_layer, {}, with_constants);
+    if (const std::int64_t least = least_bytes_of(problems); least > limit)
+      fail_budget(c, *limits.budget, problems, limit, least, limits.window_per_layer, with_constants);
+    Found found = *best_within(c, problems, limit);
     found.limit_bytes = limit;
     return found;
   }
   if (!c.metric_in_nats())
     fail(ErrorKind::kUsage, "--metric " + c.metric(), "a limit on KL or PPL needs a metric in nats (fisher_softmax, logit_kl); use --budget instead");
-  const std::vector<Problem> problems = problems_of(c, limits.window_per_layer, false);
+  const std::vector<Problem> problems = problems_of(c, limits.window_per_layer);
   if (limits.profile.empty()) return within_score(c, problems, limits.max_score);
 
   const Profile profile = profile_of(limits.profile);
@@ -185,7 +238,7 @@ Found search(const Candidates& c, const Limits& limits) {
          profile.max_kl, effective_bits(found.bytes, c.elements()), c.accounting().context_tokens, profile.max_bits);
   if (found.bytes < bytes_at(profile.min_bits)) {  // the band's lower end buys accuracy that the profile's users expect
     const std::int64_t limit = std::max(bytes_at(profile.min_bits), least_bytes_of(problems));
-    found = within_bytes(c, problems, limit);
+    found = *best_within(c, problems, limit);
     found.limit_bytes = limit;
   }
   found.limit_score = profile.max_kl;

@@ -12,13 +12,20 @@
 
 namespace calib::plan {
 
-/// Exactly one of the three limits.
+/// Exactly one of budget, max_score and profile.
 struct Limits {
   std::optional<Budget> budget;
   double max_score = 0;          ///< predicted KL in nats; 0 = none
   std::string profile;           ///< "accuracy", "compact" or empty
   bool window_per_layer = false;
 };
+
+/// One set of windows: the groups of layers and their knapsack, pruned and swept once for any number of budgets.
+struct Problem {
+  std::vector<LayerGroup> groups;
+  Knapsack knapsack;
+};
+std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter = {}, bool with_constants = false);
 
 struct Found {
   std::vector<LayerOption> choice;  ///< per layer
@@ -27,10 +34,13 @@ struct Found {
   double score = 0, se = 0;
   std::int64_t limit_bytes = 0;     ///< what a byte budget allowed; 0 without one
   double limit_score = 0;           ///< what a score limit allowed; 0 without one
+  bool data_free = false;           ///< the margin rule left only schemes without calibrated constants
 };
 
 /// A choice that no search made: sums, without limits.
 Found found_of(const Candidates& candidates, std::vector<LayerOption> choice);
+/// The best solution of all problems within `limit` bytes; empty if none fits.
+std::optional<Found> best_within(const Candidates& candidates, const std::vector<Problem>& problems, std::int64_t limit);
 
 /// Throws: kInfeasible with the least that is achievable and the cheapest change that would do, kUsage (a KL limit on a metric
 /// that is not in nats).

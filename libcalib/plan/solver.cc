@@ -10,14 +10,6 @@
 namespace calib::plan {
 namespace {
 
-/// One step along a group's lower hull.
-struct Step {
-  std::size_t group = 0, from = 0, to = 0;  ///< from, to: positions in the group's undominated list
-  std::int64_t bytes = 0;
-  double gain = 0;   ///< score saved, > 0
-  double price() const { return gain / static_cast<double>(bytes); }
-};
-
 /// Positions of the lower convex hull of an undominated list (bytes ascending, score descending).
 std::vector<std::size_t> hull_of(const OptionGroup& list) {
   std::vector<std::size_t> hull;
@@ -34,135 +26,18 @@ std::vector<std::size_t> hull_of(const OptionGroup& list) {
   return hull;
 }
 
-/// The pruned problem: undominated options per group, and where they came from.
-struct Pruned {
-  std::vector<OptionGroup> lists;
-  std::vector<std::vector<std::size_t>> origin;
-  std::vector<Step> steps;  ///< all hull steps, best price first
-};
-
-Pruned prune(const std::vector<OptionGroup>& groups) {
-  Pruned p;
-  for (const OptionGroup& group : groups) {
-    CALIB_CHECK(!group.empty());
-    p.origin.push_back(undominated(group));
-    OptionGroup list;
-    for (const std::size_t i : p.origin.back()) list.push_back(group[i]);
-    const std::vector<std::size_t> hull = hull_of(list);
-    for (std::size_t h = 1; h < hull.size(); ++h) {
-      const Option &a = list[hull[h - 1]], &b = list[hull[h]];
-      p.steps.push_back({p.lists.size(), hull[h - 1], hull[h], b.bytes - a.bytes, a.score - b.score});
-    }
-    p.lists.push_back(std::move(list));
-  }
-  // Prices fall along a hull, so a stable order by price keeps every group's own order.
-  std::stable_sort(p.steps.begin(), p.steps.end(), [](const Step& a, const Step& b) { return a.price() > b.price(); });
-  return p;
-}
-
-struct Primal {
-  std::vector<std::size_t> position;  ///< per group, in its undominated list
-  std::int64_t bytes = 0;
-};
-
-double total_score(const Pruned& p, const std::vector<std::size_t>& position) {
-  double sum = 0;
-  for (std::size_t g = 0; g < position.size(); ++g) sum += p.lists[g][position[g]].score;
-  return sum;
-}
-
-/// Spends what is left on the single move with the best price until none fits.
-void fill(const Pruned& p, std::int64_t budget, Primal& primal) {
-  for (;;) {
-    double best_price = 0;
-    std::size_t best_group = 0, best_position = 0;
-    for (std::size_t g = 0; g < p.lists.size(); ++g) {
-      const OptionGroup& list = p.lists[g];
-      const Option& now = list[primal.position[g]];
-      for (std::size_t i = primal.position[g] + 1; i < list.size() && primal.bytes + list[i].bytes - now.bytes <= budget; ++i) {
-        const double price = (now.score - list[i].score) / static_cast<double>(list[i].bytes - now.bytes);
-        if (price > best_price) best_price = price, best_group = g, best_position = i;
-      }
-    }
-    if (best_price <= 0) return;
-    primal.bytes += p.lists[best_group][best_position].bytes - p.lists[best_group][primal.position[best_group]].bytes;
-    primal.position[best_group] = best_position;
-  }
-}
-
+/// A partial sum of the exact search.
 struct State {
   std::int64_t bytes = 0;
   double score = 0, reduced = 0;  ///< reduced: sum of reduced costs so far
   std::uint32_t parent = 0, option = 0;
 };
 
-/// Search over undominated partial sums. Returns false past max_states; else improves `best` to the optimum.
-bool exact_finish(const Pruned& p, std::int64_t budget, double bound, double lambda, std::size_t max_states, Primal& best) {
-  const std::size_t n = p.lists.size();
-  const double incumbent = total_score(p, best.position);
-  const double tolerance = 1e-12 * std::max(std::fabs(incumbent), std::fabs(bound));
-  const double gap = incumbent - bound + tolerance;
-
-  // Reduced cost of an option = what it adds to the bound at this price; options at or above the gap cannot win.
-  std::vector<std::vector<std::pair<std::uint32_t, double>>> core(n);
-  std::vector<std::int64_t> least(n + 1, 0), most(n + 1, 0);
-  for (std::size_t g = 0; g < n; ++g) {
-    double floor = std::numeric_limits<double>::infinity();
-    for (const Option& o : p.lists[g]) floor = std::min(floor, o.score + lambda * static_cast<double>(o.bytes));
-    for (std::size_t i = 0; i < p.lists[g].size(); ++i) {
-      const Option& o = p.lists[g][i];
-      const double reduced = std::max(0.0, o.score + lambda * static_cast<double>(o.bytes) - floor);
-      if (reduced <= gap) core[g].emplace_back(static_cast<std::uint32_t>(i), reduced);
-    }
-    CALIB_CHECK(!core[g].empty());
-  }
-  for (std::size_t g = n; g-- > 0;) {
-    least[g] = least[g + 1] + p.lists[g][core[g].front().first].bytes;
-    most[g] = most[g + 1] + p.lists[g][core[g].back().first].bytes;
-  }
-
-  std::vector<std::vector<State>> levels(n + 1);
-  levels[0].push_back({});
-  std::size_t n_states = 1;
-  for (std::size_t g = 0; g < n; ++g) {
-    std::vector<State> next;
-    for (std::uint32_t s = 0; s < levels[g].size(); ++s) {
-      const State& from = levels[g][s];
-      for (const auto& [option, reduced] : core[g]) {
-        const Option& o = p.lists[g][option];
-        const State state{from.bytes + o.bytes, from.score + o.score, from.reduced + reduced, s, option};
-        if (state.bytes + least[g + 1] > budget) continue;
-        const std::int64_t unspent = std::max<std::int64_t>(0, budget - state.bytes - most[g + 1]);
-        if (state.reduced + lambda * static_cast<double>(unspent) > gap) continue;
-        next.push_back(state);
-      }
-    }
-    std::sort(next.begin(), next.end(), [](const State& a, const State& b) {
-      if (a.bytes != b.bytes) return a.bytes < b.bytes;
-      if (a.score != b.score) return a.score < b.score;
-      return a.parent != b.parent ? a.parent < b.parent : a.option < b.option;
-    });
-    std::vector<State>& kept = levels[g + 1];
-    for (const State& state : next)
-      if (kept.empty() || state.score < kept.back().score) kept.push_back(state);
-    n_states += kept.size();
-    if (n_states > max_states) return false;
-    if (kept.empty()) return true;  // nothing beats the incumbent
-  }
-  // Undominated states fall in score as bytes grow: the last one is the best.
-  std::vector<std::size_t> position(n);
-  std::uint32_t at = static_cast<std::uint32_t>(levels[n].size() - 1);
-  const std::int64_t bytes = levels[n][at].bytes;
-  for (std::size_t g = n; g-- > 0;) {
-    position[g] = levels[g + 1][at].option;
-    at = levels[g + 1][at].parent;
-  }
-  const double found = total_score(p, position);
-  if (found < incumbent || (found == incumbent && bytes < best.bytes)) {
-    best.position = std::move(position);
-    best.bytes = bytes;
-  }
-  return true;
+/// Sorted by bytes, then score; ties by parent and option, so that the result never depends on the order of making.
+bool before(const State& a, const State& b) {
+  if (a.bytes != b.bytes) return a.bytes < b.bytes;
+  if (a.score != b.score) return a.score < b.score;
+  return a.parent != b.parent ? a.parent < b.parent : a.option < b.option;
 }
 
 }  // namespace
@@ -192,20 +67,163 @@ std::int64_t minimum_bytes(const std::vector<OptionGroup>& groups) {
   return sum;
 }
 
-std::optional<Solution> solve(const std::vector<OptionGroup>& groups, std::int64_t budget, std::size_t max_states) {
-  const Pruned p = prune(groups);
-  Primal primal;
-  primal.position.assign(groups.size(), 0);
-  for (const OptionGroup& list : p.lists) primal.bytes += list.front().bytes;
-  if (primal.bytes > budget) return std::nullopt;
+Knapsack::Knapsack(const std::vector<OptionGroup>& groups) {
+  for (const OptionGroup& group : groups) {
+    CALIB_CHECK(!group.empty());
+    origin_.push_back(undominated(group));
+    OptionGroup list;
+    for (const std::size_t i : origin_.back()) list.push_back(group[i]);
+    const std::vector<std::size_t> hull = hull_of(list);
+    for (std::size_t h = 1; h < hull.size(); ++h) {
+      const Option &a = list[hull[h - 1]], &b = list[hull[h]];
+      steps_.push_back({lists_.size(), hull[h - 1], hull[h], b.bytes - a.bytes, a.score - b.score});
+    }
+    minimum_bytes_ += list.front().bytes;
+    maximum_bytes_ += list.back().bytes;
+    minimum_score_ += list.back().score;
+    lists_.push_back(std::move(list));
+  }
+  // Prices fall along a hull, so a stable order by price keeps every group's own order.
+  std::stable_sort(steps_.begin(), steps_.end(), [](const Step& a, const Step& b) { return a.price() > b.price(); });
+}
+
+double Knapsack::total_score(const std::vector<std::size_t>& position) const {
+  double sum = 0;
+  for (std::size_t g = 0; g < position.size(); ++g) sum += lists_[g][position[g]].score;
+  return sum;
+}
+
+std::vector<std::size_t> Knapsack::choice_of(const std::vector<std::size_t>& position) const {
+  std::vector<std::size_t> choice;
+  for (std::size_t g = 0; g < position.size(); ++g) choice.push_back(origin_[g][position[g]]);
+  return choice;
+}
+
+/// Spends what is left on the single move with the best price until none fits.
+void Knapsack::fill(std::int64_t budget, Primal& primal) const {
+  for (;;) {
+    double best_price = 0;
+    std::size_t best_group = 0, best_position = 0;
+    for (std::size_t g = 0; g < lists_.size(); ++g) {
+      const OptionGroup& list = lists_[g];
+      const Option& now = list[primal.position[g]];
+      for (std::size_t i = primal.position[g] + 1; i < list.size() && primal.bytes + list[i].bytes - now.bytes <= budget; ++i) {
+        const double price = (now.score - list[i].score) / static_cast<double>(list[i].bytes - now.bytes);
+        if (price > best_price) best_price = price, best_group = g, best_position = i;
+      }
+    }
+    if (best_price <= 0) return;
+    primal.bytes += lists_[best_group][best_position].bytes - lists_[best_group][primal.position[best_group]].bytes;
+    primal.position[best_group] = best_position;
+  }
+}
+
+/// Best solution among all whose reduced costs and unspent bytes (at price lambda) sum to at most `reach`.
+Knapsack::Search Knapsack::search_within(std::int64_t budget, double lambda, double reach, const std::vector<std::vector<double>>& reduced,
+                                         std::size_t* states_left, Primal& found) const {
+  const std::size_t n = lists_.size();
+  std::vector<std::vector<std::uint32_t>> core(n);
+  std::vector<std::size_t> open;  // groups with a choice left; the others add a constant
+  State start;
+  for (std::size_t g = 0; g < n; ++g) {
+    for (std::size_t i = 0; i < lists_[g].size(); ++i)
+      if (reduced[g][i] <= reach) core[g].push_back(static_cast<std::uint32_t>(i));
+    if (core[g].size() > 1) {
+      open.push_back(g);
+      continue;
+    }
+    start.bytes += lists_[g][core[g].front()].bytes;
+    start.score += lists_[g][core[g].front()].score;
+    start.reduced += reduced[g][core[g].front()];
+  }
+  std::vector<std::int64_t> least(open.size() + 1, 0), most(open.size() + 1, 0);
+  for (std::size_t at = open.size(); at-- > 0;) {
+    least[at] = least[at + 1] + lists_[open[at]][core[open[at]].front()].bytes;
+    most[at] = most[at + 1] + lists_[open[at]][core[open[at]].back()].bytes;
+  }
+  const auto worth_keeping = [&](const State& s, std::size_t next) {
+    if (s.bytes + least[next] > budget) return false;
+    const std::int64_t unspent = std::max<std::int64_t>(0, budget - s.bytes - most[next]);
+    return s.reduced + lambda * static_cast<double>(unspent) <= reach;
+  };
+
+  if (!worth_keeping(start, 0)) return Search::kNothing;
+  std::vector<std::vector<State>> levels(open.size() + 1);
+  levels[0].push_back(start);
+  std::vector<State> next;
+  for (std::size_t at = 0; at < open.size(); ++at) {
+    const std::size_t g = open[at];
+    next.clear();
+    for (std::uint32_t s = 0; s < levels[at].size(); ++s)
+      for (const std::uint32_t option : core[g]) {
+        const State& from = levels[at][s];
+        const Option& o = lists_[g][option];
+        const State state{from.bytes + o.bytes, from.score + o.score, from.reduced + reduced[g][option], s, option};
+        if (worth_keeping(state, at + 1)) next.push_back(state);
+      }
+    std::sort(next.begin(), next.end(), before);
+    std::vector<State>& kept = levels[at + 1];
+    for (const State& state : next)
+      if (kept.empty() || state.score < kept.back().score) kept.push_back(state);
+    if (kept.empty()) return Search::kNothing;
+    if (kept.size() > *states_left) return Search::kTooMany;
+    *states_left -= kept.size();
+  }
+  // Undominated states fall in score as bytes grow: the last one is the best.
+  std::uint32_t at_state = static_cast<std::uint32_t>(levels.back().size() - 1);
+  found.bytes = levels.back()[at_state].bytes;
+  found.position.assign(n, 0);
+  for (std::size_t g = 0; g < n; ++g) found.position[g] = core[g].front();
+  for (std::size_t at = open.size(); at-- > 0;) {
+    found.position[open[at]] = levels[at + 1][at_state].option;
+    at_state = levels[at + 1][at_state].parent;
+  }
+  return Search::kFound;
+}
+
+/// Returns false past max_states; else `best` is the optimum.
+bool Knapsack::exact_finish(std::int64_t budget, double bound, double lambda, std::size_t max_states, Primal& best) const {
+  const double incumbent = total_score(best.position);
+  const double tolerance = 1e-12 * std::max(std::fabs(incumbent), std::fabs(bound));
+  const double gap = incumbent - bound + tolerance;
+
+  // Reduced cost of an option = what it adds to the bound at this price; a solution whose sum is above the gap cannot win.
+  std::vector<std::vector<double>> reduced(lists_.size());
+  for (std::size_t g = 0; g < lists_.size(); ++g) {
+    double floor = std::numeric_limits<double>::infinity();
+    for (const Option& o : lists_[g]) floor = std::min(floor, o.score + lambda * static_cast<double>(o.bytes));
+    for (const Option& o : lists_[g]) reduced[g].push_back(std::max(0.0, o.score + lambda * static_cast<double>(o.bytes) - floor));
+  }
+  // The optimum is usually far closer to the bound than the greedy primal is, and the work grows steeply with the reach.
+  // All solutions within a reach are searched, so the best of the first reach that holds one is the best of all.
+  std::size_t states_left = max_states;
+  for (double reach = gap / 64;; reach *= 2) {
+    reach = std::min(reach, gap);
+    Primal found;
+    switch (search_within(budget, lambda, reach, reduced, &states_left, found)) {
+      case Search::kTooMany: return false;
+      case Search::kFound: {
+        const double score = total_score(found.position);
+        if (score < incumbent || (score == incumbent && found.bytes < best.bytes)) best = std::move(found);
+        return true;
+      }
+      case Search::kNothing:
+        if (reach >= gap) return true;
+    }
+  }
+}
+
+std::optional<Solution> Knapsack::solve(std::int64_t budget, std::size_t max_states) const {
+  if (minimum_bytes_ > budget) return std::nullopt;
+  Primal primal{std::vector<std::size_t>(lists_.size(), 0), minimum_bytes_};
 
   // The sweep up to the first step that does not fit is the relaxation's optimum: its price is the dual's.
   Solution solution;
   bool all_fit = true;
-  for (const Step& step : p.steps) {
+  for (const Step& step : steps_) {
     if (primal.bytes + step.bytes > budget) {
       solution.lambda = step.price();
-      solution.bound = total_score(p, primal.position) - solution.lambda * static_cast<double>(budget - primal.bytes);
+      solution.bound = total_score(primal.position) - solution.lambda * static_cast<double>(budget - primal.bytes);
       all_fit = false;
       break;
     }
@@ -213,49 +231,38 @@ std::optional<Solution> solve(const std::vector<OptionGroup>& groups, std::int64
     primal.position[step.group] = step.to;
   }
   if (all_fit) {
-    solution.bound = total_score(p, primal.position);
+    solution.bound = total_score(primal.position);
     solution.proven = true;
   } else {
-    fill(p, budget, primal);
-    solution.proven = exact_finish(p, budget, solution.bound, solution.lambda, max_states, primal);
+    fill(budget, primal);
+    solution.proven = exact_finish(budget, solution.bound, solution.lambda, max_states, primal);
   }
-  solution.score = total_score(p, primal.position);
+  solution.score = total_score(primal.position);
   solution.bytes = primal.bytes;
-  for (std::size_t g = 0; g < groups.size(); ++g) solution.choice.push_back(p.origin[g][primal.position[g]]);
+  solution.choice = choice_of(primal.position);
   return solution;
 }
 
-std::vector<HullPoint> dual_sweep(const std::vector<OptionGroup>& groups) {
-  const Pruned p = prune(groups);
-  std::vector<std::size_t> position(groups.size(), 0);
-  std::int64_t bytes = 0;
-  for (const OptionGroup& list : p.lists) bytes += list.front().bytes;
-  std::vector<HullPoint> points;
-  const auto record = [&] {
-    HullPoint point{bytes, total_score(p, position), {}};
-    for (std::size_t g = 0; g < groups.size(); ++g) point.choice.push_back(p.origin[g][position[g]]);
-    points.push_back(std::move(point));
-  };
-  record();
-  for (const Step& step : p.steps) {
+std::vector<HullPoint> Knapsack::dual_sweep() const {
+  std::vector<std::size_t> position(lists_.size(), 0);
+  std::vector<HullPoint> points = {{minimum_bytes_, total_score(position), choice_of(position)}};
+  std::int64_t bytes = minimum_bytes_;
+  for (const Step& step : steps_) {
     bytes += step.bytes;
     position[step.group] = step.to;
-    record();
+    points.push_back({bytes, total_score(position), choice_of(position)});
   }
   return points;
 }
 
-std::optional<Solution> least_bytes(const std::vector<OptionGroup>& groups, double score_limit) {
-  std::int64_t most = 0;
-  for (const OptionGroup& group : groups)
-    most += std::max_element(group.begin(), group.end(), [](const Option& a, const Option& b) { return a.bytes < b.bytes; })->bytes;
-  std::optional<Solution> best = solve(groups, most);
+std::optional<Solution> Knapsack::least_bytes(double score_limit) const {
+  std::optional<Solution> best = solve(maximum_bytes_);
   if (!best || best->score > score_limit) return std::nullopt;
   // Optimal scores never rise with the budget. Every solution found caps the search at its own bytes.
-  std::int64_t too_small = minimum_bytes(groups) - 1, enough = best->bytes;
+  std::int64_t too_small = minimum_bytes_ - 1, enough = best->bytes;
   while (enough - too_small > 1) {
     const std::int64_t middle = too_small + (enough - too_small) / 2;
-    const std::optional<Solution> found = solve(groups, middle);
+    const std::optional<Solution> found = solve(middle);
     if (found && found->score <= score_limit) {
       best = found;
       enough = found->bytes;
@@ -265,5 +272,11 @@ std::optional<Solution> least_bytes(const std::vector<OptionGroup>& groups, doub
   }
   return best;
 }
+
+std::optional<Solution> solve(const std::vector<OptionGroup>& groups, std::int64_t budget, std::size_t max_states) {
+  return Knapsack(groups).solve(budget, max_states);
+}
+std::vector<HullPoint> dual_sweep(const std::vector<OptionGroup>& groups) { return Knapsack(groups).dual_sweep(); }
+std::optional<Solution> least_bytes(const std::vector<OptionGroup>& groups, double score_limit) { return Knapsack(groups).least_bytes(score_limit); }
 
 }  // namespace calib::plan

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "kernels/core/plan_constants.h"
@@ -38,6 +39,57 @@ void check_unit(const UnitPlan& unit, Side side, const LayerGeometry& layer, std
     const auto constant = std::find_if(needed.begin(), needed.end(), [what = what](const kvrt::PlanConstant& c) { return c.name == what; });
     if (constant == needed.end()) check(what, *values, 0, false);
     else check(what, *values, static_cast<std::size_t>(constant->count()), constant->positive);
+  }
+}
+
+void check_restrictions(const Plan& plan, std::vector<std::string>& problems) {
+  const Restrictions& r = plan.request.restrictions;
+  const LayerPlan* first = nullptr;
+  for (const LayerPlan& layer : plan.layers) {
+    const std::string k = kvrt::to_string(layer.k.scheme), v = kvrt::to_string(layer.v.scheme);
+    if (std::find(r.skip_layers.begin(), r.skip_layers.end(), layer.index) != r.skip_layers.end()) {
+      if (k != "bf16" || v != "bf16") problems.push_back(fmt::format("layer {}: {}:{}, but the request keeps it in bf16", layer.index, k, v));
+      continue;
+    }
+    const auto allowed = [](const std::vector<std::string>& list, const std::string& scheme) { return list.empty() || std::find(list.begin(), list.end(), scheme) != list.end(); };
+    if (!allowed(r.k, k)) problems.push_back(fmt::format("layer {} K: {} is not in the request's list", layer.index, k));
+    if (!allowed(r.v, v)) problems.push_back(fmt::format("layer {} V: {} is not in the request's list", layer.index, v));
+    if (r.same_kv && k != v) problems.push_back(fmt::format("layer {}: K is {} and V is {}, the request wants one scheme", layer.index, k, v));
+    for (const UnitPlan* unit : {&layer.k, &layer.v})
+      if (plan.request.uniform.empty())
+        if (const std::string missing = missing_on_arch(r.arch, unit->scheme.format); !missing.empty())
+          problems.push_back(fmt::format("layer {}: {}, but {}", layer.index, kvrt::to_string(unit->scheme), missing));
+    if (!first) first = &layer;
+    if (r.one_pair && (layer.k.scheme != first->k.scheme || layer.v.scheme != first->v.scheme))
+      problems.push_back(fmt::format("layer {}: {}:{} differs from layer {}, the request wants one pair", layer.index, k, v, first->index));
+  }
+}
+
+void check_ladder(const Plan& plan, std::int64_t bytes, std::vector<std::string>& problems) {
+  std::map<std::pair<int, Side>, int> bits;
+  for (const LayerPlan& layer : plan.layers)
+    for (const Side side : {Side::kK, Side::kV}) bits[{layer.index, side}] = kvrt::code_bits(layer.unit(side).scheme.format);
+  const bool tied = plan.request.restrictions.same_kv || plan.request.restrictions.one_pair;
+  const std::size_t most = std::max<std::size_t>(1, bits.size() / 10);
+  for (std::size_t r = 0; r < plan.fallback.size(); ++r) {
+    const Rung& rung = plan.fallback[r];
+    if (rung.bytes <= bytes) problems.push_back(fmt::format("fallback rung {} holds {} bytes, not more than what is below it ({})", r, rung.bytes, bytes));
+    bytes = rung.bytes;
+    if (!tied && rung.changes.size() > most) problems.push_back(fmt::format("fallback rung {} changes {} units, a tenth is {}", r, rung.changes.size(), most));
+    std::set<std::pair<int, Side>> changed;
+    for (const RungChange& change : rung.changes) {
+      const auto unit = bits.find({change.layer, change.side});
+      const std::string name = fmt::format("fallback rung {}: layer {} {}", r, change.layer, side_name(change.side));
+      if (unit == bits.end()) {
+        problems.push_back(name + " is not in the plan");
+        continue;
+      }
+      if (!changed.insert(unit->first).second) problems.push_back(name + " is changed twice");
+      if (kvrt::needs_calibration(change.scheme)) problems.push_back(fmt::format("{}: {} needs constants that the plan does not hold", name, kvrt::to_string(change.scheme)));
+      const int to = kvrt::code_bits(change.scheme.format);
+      if (to < unit->second) problems.push_back(fmt::format("{} is lowered from {} to {} bits", name, unit->second, to));
+      unit->second = to;
+    }
   }
 }
 
@@ -84,13 +136,8 @@ std::vector<std::string> verify_plan(const Plan& plan) {
   if (plan.request.budget_bytes > 0 && bytes > plan.request.budget_bytes)
     problems.push_back(fmt::format("{} bytes exceed the budget of {}", bytes, plan.request.budget_bytes));
 
-  std::int64_t below = bytes;
-  for (std::size_t r = 0; r < plan.fallback.size(); ++r) {
-    if (plan.fallback[r].bytes < below) problems.push_back(fmt::format("fallback rung {} holds {} bytes, fewer than the rung below ({})", r, plan.fallback[r].bytes, below));
-    below = plan.fallback[r].bytes;
-    for (const RungChange& change : plan.fallback[r].changes)
-      if (!seen.count(change.layer)) problems.push_back(fmt::format("fallback rung {} names layer {}, which the model does not have", r, change.layer));
-  }
+  check_restrictions(plan, problems);
+  check_ladder(plan, bytes, problems);
   return problems;
 }
 

@@ -65,6 +65,9 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
   args.clip_lo = or_null(params.clip_lo);
   args.clip_hi = or_null(params.clip_hi);
   args.smooth = or_null(params.smooth);
+  args.clip_alpha = or_null(params.clip_alpha);
+  args.rotary_dim = layer.rope_style == RopeStyle::kNone ? 0 : layer.rotary_dim;
+  args.interleaved = layer.rope_style == RopeStyle::kInterleaved;
   args.codebook = or_null(params.codebook);
   const std::vector<std::int32_t> ef_order(params.ef_order.begin(), params.ef_order.end());
   args.ef_u = or_null(params.ef_u);

@@ -3,18 +3,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/codec/group_range.h"
+
 namespace calib::quant {
 namespace {
-
-/// Preset whose definition needs more than one scheme pair: known by name, refused by name.
-struct NamedOnly {
-  const char* name;
-  const char* reason;
-};
-constexpr NamedOnly kNamedOnly[] = {
-    {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
-    {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
-};
 
 std::vector<Preset> make_presets() {
   std::vector<Preset> list = {
@@ -51,14 +43,14 @@ std::vector<Preset> make_presets() {
 std::string known_names() {
   std::string text;
   for (const Preset& p : presets()) text += (text.empty() ? "" : ", ") + p.name;
-  for (const NamedOnly& n : kNamedOnly) text += std::string(", ") + n.name;
+  for (const NamedOnly& n : presets_by_name_only()) text += std::string(", ") + n.name;
   return text;
 }
 
 const Preset* find_preset(const std::string& name) {
   for (const Preset& p : presets())
     if (p.name == name) return &p;
-  for (const NamedOnly& n : kNamedOnly)
+  for (const NamedOnly& n : presets_by_name_only())
     if (name == n.name) fail(ErrorKind::kUnsupported, name, "this preset {}", n.reason);
   return nullptr;
 }
@@ -84,7 +76,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   }
 }
 
-/// Parts for keys only: by the grammar, or (`ef`) because only keys have the statistics.
+/// Parts for keys only: by the grammar, or (`ef`) because values gain nothing (METHODS.md 4.11); K:V asks for it on values.
 bool keys_only(const kvrt::Scheme& scheme) { return scheme.pre || scheme.smooth || scheme.pair || scheme.ef; }
 
 void append_unique(std::vector<std::string>& list, const std::string& item) {
@@ -114,17 +106,9 @@ void append_default(CandidateList& list) {
 kvrt::Scheme parse_scheme(const std::string& text) {
   kvrt::Scheme scheme;
   std::string error;
-  if (!kvrt::parse_scheme(text, &scheme, &error)) fail(ErrorKind::kUsage, text, "{}", error);
+  if (!kvrt::parse_scheme(text, &scheme, &error))
+    fail(kvrt::other_encoding(text).empty() ? ErrorKind::kUsage : ErrorKind::kUnsupported, text, "{}", error);
   return scheme;
-}
-
-std::string missing_part(const kvrt::Scheme& scheme, Side side) {
-  if (std::string missing = kvrt::check_implemented(scheme); !missing.empty()) return missing;
-  if (scheme.format == kvrt::Format::kNuq4 || scheme.format == kvrt::Format::kNuq3 || scheme.format == kvrt::Format::kNuq2)
-    return fmt::format("the codebook of nuq{} is not fitted by this version; lm{} has one that needs no calibration", kvrt::code_bits(scheme.format),
-                       kvrt::code_bits(scheme.format));
-  if (scheme.ef && side == Side::kV) return "'ef' on values needs the moment of the output projection, which the statistics do not hold; it is offered on keys";
-  return "";
 }
 
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side) {
@@ -134,11 +118,25 @@ void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side s
     fail(ErrorKind::kUsage, where, "{}", shape);
   if (scheme.pre && (layer.rope_style == RopeStyle::kNone || layer.rotary_dim == 0))
     fail(ErrorKind::kUsage, where, "`pre` needs RoPE, and this layer has none; leave it out (the one frame is post)");
-  if (const std::string missing = missing_part(scheme, side); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
+  if (scheme.pair) {
+    if (layer.rope_style == RopeStyle::kNone || layer.rotary_dim == 0) fail(ErrorKind::kUsage, where, "`pair` needs RoPE, and this layer has none; leave it out");
+    const int group = scheme.granularity == kvrt::Granularity::kToken && scheme.group > 0 ? scheme.group : layer.head_dim;
+    if (!kvrt::pairs_map_groups(layer.rotary_dim, layer.rope_style == RopeStyle::kInterleaved, layer.head_dim, group))
+      fail(ErrorKind::kUsage, where, "RoPE pairs of {} channels do not map groups of {} onto groups; leave `pair` out or use another group", layer.rotary_dim, group);
+  }
+  if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
 }
 
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> list = make_presets();
+  return list;
+}
+
+const std::vector<NamedOnly>& presets_by_name_only() {
+  static const std::vector<NamedOnly> list = {
+      {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
+      {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
+  };
   return list;
 }
 
@@ -159,15 +157,15 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
   }
   kvrt::Scheme scheme;
   std::string error;
+  if (sides.size() == 1 && !kvrt::other_encoding(text).empty()) fail(ErrorKind::kUnsupported, text, "{}", kvrt::other_encoding(text));
   if (sides.size() == 1 && kvrt::parse_scheme(text, &scheme, &error))
     fail(ErrorKind::kUsage, text, "one scheme, but K and V are two; write {}:{} for the same on both sides", text, text);
   fail(ErrorKind::kUsage, text, "neither a preset nor KSCHEME:VSCHEME; presets: {}", known_names());
 }
 
 std::string missing_part(const Preset& preset) {
-  for (const Side side : {Side::kK, Side::kV}) {
-    const std::string& text = side == Side::kK ? preset.k : preset.v;
-    if (const std::string reason = missing_part(parse_scheme(text), side); !reason.empty()) return fmt::format("{}: {}", text, reason);
+  for (const std::string& text : {preset.k, preset.v}) {
+    if (const std::string reason = kvrt::check_implemented(parse_scheme(text)); !reason.empty()) return fmt::format("{}: {}", text, reason);
   }
   return "";
 }
@@ -206,6 +204,7 @@ CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
     } else {
       kvrt::Scheme scheme;
       std::string error;
+      if (!kvrt::other_encoding(item).empty()) fail(ErrorKind::kUnsupported, item, "{}", kvrt::other_encoding(item));
       if (!kvrt::parse_scheme(item, &scheme, &error))
         fail(ErrorKind::kUsage, item, "not a preset ({}), and as a scheme: {}", known_names(), error);
       const std::string canonical = kvrt::to_string(scheme);

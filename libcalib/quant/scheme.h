@@ -14,8 +14,6 @@ namespace calib::quant {
 /// Throws kUsage naming the part (`where` = the string).
 kvrt::Scheme parse_scheme(const std::string& text);
 
-/// Empty if this version can store the scheme and fit its constants for that side; else which part it cannot.
-std::string missing_part(const kvrt::Scheme& scheme, Side side);
 /// Throws: kUsage (shape: part, head_dim and sizes that would work), kUnsupported (not offered in this build).
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side);
 
@@ -26,6 +24,12 @@ struct Preset {
   std::string note;
 };
 const std::vector<Preset>& presets();
+/// Presets that are more than one pair with its sinks and window: known by name, with what they need that is not offered.
+struct NamedOnly {
+  const char* name;
+  const char* reason;
+};
+const std::vector<NamedOnly>& presets_by_name_only();
 /// "PRESET" or "KSCHEME:VSCHEME" (then default sinks and window). A token group larger than head_dim becomes head_dim, with a note.
 /// Throws kUsage listing the known names.
 Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log = {});

@@ -14,15 +14,16 @@ struct SchemeParams {
   std::vector<float> mean;              ///< [H, D] (center), in the scheme's frame
   std::vector<float> smooth;            ///< [H, D]
   std::vector<float> clip_lo, clip_hi;  ///< tensor [1], head [H], channel.static [H, D]; nvfp4 [1]
+  std::vector<float> clip_alpha;        ///< [1] clip over token and channel groups
   std::vector<float> codebook;          ///< [2^b]
   std::vector<float> ef_u, ef_order;    ///< [H, D(D+1)/2], [H, D]; the order holds channel numbers
 
   /// (name in files, array), in the order of files.
-  std::array<std::pair<std::string_view, std::vector<float>*>, 7> arrays() {
-    return {{{"mean", &mean}, {"smooth", &smooth}, {"clip_lo", &clip_lo}, {"clip_hi", &clip_hi}, {"codebook", &codebook}, {"ef_u", &ef_u}, {"ef_order", &ef_order}}};
+  std::array<std::pair<std::string_view, std::vector<float>*>, 8> arrays() {
+    return {{{"mean", &mean}, {"smooth", &smooth}, {"clip_lo", &clip_lo}, {"clip_hi", &clip_hi}, {"clip_alpha", &clip_alpha}, {"codebook", &codebook}, {"ef_u", &ef_u}, {"ef_order", &ef_order}}};
   }
-  std::array<std::pair<std::string_view, const std::vector<float>*>, 7> arrays() const {
-    return {{{"mean", &mean}, {"smooth", &smooth}, {"clip_lo", &clip_lo}, {"clip_hi", &clip_hi}, {"codebook", &codebook}, {"ef_u", &ef_u}, {"ef_order", &ef_order}}};
+  std::array<std::pair<std::string_view, const std::vector<float>*>, 8> arrays() const {
+    return {{{"mean", &mean}, {"smooth", &smooth}, {"clip_lo", &clip_lo}, {"clip_hi", &clip_hi}, {"clip_alpha", &clip_alpha}, {"codebook", &codebook}, {"ef_u", &ef_u}, {"ef_order", &ef_order}}};
   }
   /// Null for an unknown name.
   std::vector<float>* find(std::string_view name) {

@@ -27,7 +27,8 @@ kvrt_rope_style rope_style(RopeStyle style) {
 
 const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
 
-kvrt_unit_view unit_view(const UnitCandidate& unit, const std::string& scheme, Side side, const LayerGeometry& layer) {
+/// order: storage of what the view points at.
+kvrt_unit_view unit_view(const UnitCandidate& unit, const std::string& scheme, Side side, const LayerGeometry& layer, std::vector<std::int32_t>* order) {
   kvrt_unit_view view{};
   view.scheme = scheme.c_str();
   if (!quant::llamacpp_block_order(unit.scheme, side, layer).empty()) view.block_order = "adjacent";
@@ -35,6 +36,11 @@ kvrt_unit_view unit_view(const UnitCandidate& unit, const std::string& scheme, S
   view.smooth = or_null(unit.params.smooth);
   view.clip_lo = or_null(unit.params.clip_lo);
   view.clip_hi = or_null(unit.params.clip_hi);
+  view.clip_alpha = or_null(unit.params.clip_alpha);
+  view.codebook = or_null(unit.params.codebook);
+  view.ef_u = or_null(unit.params.ef_u);
+  order->assign(unit.params.ef_order.begin(), unit.params.ef_order.end());
+  view.ef_order = order->empty() ? nullptr : order->data();
   return view;
 }
 
@@ -70,6 +76,7 @@ struct PackedCache::Impl {
       text.push_back({kvrt::to_string(layer.k->scheme), kvrt::to_string(layer.v->scheme)});
     }
     std::vector<kvrt_layer_view> layers;
+    std::vector<std::array<std::vector<std::int32_t>, 2>> orders(model.layers.size());
     for (std::size_t l = 0; l < model.layers.size(); ++l) {
       const LayerGeometry& g = model.layers[l];
       const LayerChange& change = contender.layers[l];
@@ -83,8 +90,8 @@ struct PackedCache::Impl {
       view.softmax_scale = g.softmax_scale;
       view.sliding_window = g.sliding_window;
       view.sink_tokens = change.tiers.n_sinks, view.window_tokens = change.tiers.window;
-      view.k = unit_view(*change.k, text[l][0], Side::kK, g);
-      view.v = unit_view(*change.v, text[l][1], Side::kV, g);
+      view.k = unit_view(*change.k, text[l][0], Side::kK, g, &orders[l][0]);
+      view.v = unit_view(*change.v, text[l][1], Side::kV, g, &orders[l][1]);
       layers.push_back(view);
     }
     kvrt_plan_view view{};

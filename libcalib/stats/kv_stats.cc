@@ -150,6 +150,7 @@ void LayerStats::merge(const LayerStats& other) {
   value_cov.merge(other.value_cov);
   for (std::size_t i = 0; i < pair_absmax.size(); ++i) pair_absmax[i] = std::max(pair_absmax[i], other.pair_absmax[i]);
   attention.merge(other.attention);
+  if (output_moment.empty()) output_moment = other.output_moment;
 }
 
 }  // namespace calib::stats

@@ -64,6 +64,8 @@ class LayerStats {
   GramAccumulator value_cov;      ///< centred, [H, D, D]
   std::vector<float> pair_absmax; ///< [H, D/2] RoPE-pair envelope of k_pre (body tokens)
   AttentionStats attention;
+  /// Of the weights, not of text: [H, D, D] sum over the GQA group of W_o^T W_o; empty if nobody stated it.
+  std::vector<double> output_moment;
 
  private:
   LayerGeometry geometry_;

@@ -167,6 +167,15 @@ double QuantileSketch::midpoint(int octave, std::uint32_t sub_bucket) const {
   return octave >= kNegative ? -magnitude : magnitude;
 }
 
+std::vector<QuantileSketch::Bucket> QuantileSketch::buckets() const {
+  std::vector<Bucket> out;
+  if (const std::uint64_t n = zeros(); n > 0) out.push_back({0.0, n});
+  for (const Octave& o : octaves())
+    for (std::uint32_t i = 0; i < counters_per_octave(); ++i)
+      if (o.counts[i] > 0) out.push_back({midpoint(o.octave, i), o.counts[i]});
+  return out;
+}
+
 std::vector<double> QuantileSketch::quantiles(std::span<const double> p) const {
   RankWalk walk(p, count_);
   // Ascending order of x: negative octaves from the largest magnitude down, zeros, positive octaves up.

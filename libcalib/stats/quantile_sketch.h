@@ -39,6 +39,13 @@ class QuantileSketch {
   std::vector<double> abs_quantiles(std::span<const double> p) const;
   double abs_quantile(double p) const;
 
+  /// Every counter that holds something: the midpoint of its values (0 for the zero bucket), and how many.
+  struct Bucket {
+    double midpoint = 0;
+    std::uint64_t count = 0;
+  };
+  std::vector<Bucket> buckets() const;
+
   /// Octaves with counters, ascending by octave number; the canonical form that files hold.
   struct Octave {
     int octave = 0;

@@ -283,10 +283,11 @@ const std::vector<std::int64_t>* GgufMetadata::integers(const std::string& key) 
   return typed<std::vector<std::int64_t>>(*this, key, "an array of integers");
 }
 
-GgufFile parse_gguf(const MappedFile& file) {
-  Cursor in(file);
+namespace {
+
+/// Header and metadata; returns the number of tensors that the table behind them holds.
+std::uint64_t read_metadata(Cursor& in, const MappedFile& file, GgufFile& out) {
   read_magic(in, file);
-  GgufFile out;
   out.metadata.path = file.path();
   out.version = read_version(in);
   const std::uint64_t n_tensors = in.count("tensor count", kLeastTensorBytes);
@@ -310,6 +311,22 @@ GgufFile parse_gguf(const MappedFile& file) {
       out.alignment = a;
     }
   }
+  return n_tensors;
+}
+
+}  // namespace
+
+GgufMetadata parse_gguf_metadata(const MappedFile& file) {
+  Cursor in(file);
+  GgufFile out;
+  read_metadata(in, file, out);
+  return std::move(out.metadata);
+}
+
+GgufFile parse_gguf(const MappedFile& file) {
+  Cursor in(file);
+  GgufFile out;
+  const std::uint64_t n_tensors = read_metadata(in, file, out);
   std::set<std::string> names;
   for (std::uint64_t i = 0; i < n_tensors; ++i) {
     const std::size_t field = in.at();

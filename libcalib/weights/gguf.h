@@ -43,5 +43,7 @@ struct GgufFile {
 };
 /// Throws: kFormat, kVersion with field, value and offset.
 GgufFile parse_gguf(const MappedFile& file);
+/// The metadata alone: nothing behind it needs to be there, or is looked at. Throws as parse_gguf.
+GgufMetadata parse_gguf_metadata(const MappedFile& file);
 
 }  // namespace calib::weights

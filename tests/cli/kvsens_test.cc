@@ -117,7 +117,8 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
 // The number scored is the number stored: the runtime's pages, written and read token by token, lose what fake quantisation does.
 TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
   const std::string call = "kvsens evaluate " + inputs() + " --stats " + file("stats.h5") +
-                           " --uniform int4.token.g:int3.token.g,int3.channel.g32.pre:int4.token.g.had,int2.token.g.center:int8.token.g --sinks 4 --window 32 -o ";
+                           " --uniform int4.token.g:int3.token.g,int3.channel.g32.pre:int4.token.g.had,int2.token.g.center:int8.token.g,"
+                           "int3.channel.g32.pre.clip.out1.pair.ef:nuq3.token.g.out1,nuq2.channel.static.pre.out2:int3.token.g.clip.ef --sinks 4 --window 32 -o ";
   const Outcome fake = run(call + file("fake.json")), packed = run(call + file("packed.json") + " --backend kvrt");
   ASSERT_EQ(fake.exit_code, 0) << fake.text;
   ASSERT_EQ(packed.exit_code, 0) << packed.text;
@@ -128,6 +129,26 @@ TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
     EXPECT_NEAR(other, one, std::max(3 * a.noise_floor.kld.mean, 0.02 * one)) << a.contenders[i].name;
     EXPECT_GT(one, 10 * a.noise_floor.kld.mean);
   }
+}
+
+// The runtime has no sliding windows yet: named, not measured as if there were none.
+TEST_F(Kvsens, SlidingWindowsInThePackedCacheAreRefused) {
+  test::write_hf_folder(test::make_tiny_model("m-gemma3"), file("gemma"));
+  const std::string call = "kvsens evaluate " + inputs("gemma") + " --uniform int4.token.g:int4.token.g -o " + file("gemma.json");
+  const Outcome packed = run(call + " --backend kvrt");
+  EXPECT_EQ(packed.exit_code, 7) << packed.text;
+  EXPECT_NE(packed.text.find("layer 0 K int4.token.g: a sliding window (8 keys) is not offered"), std::string::npos) << packed.text;
+  EXPECT_FALSE(exists("gemma.json"));
+  const Outcome fake = run(call);
+  EXPECT_EQ(fake.exit_code, 0) << fake.text;
+  EXPECT_NE(fake.text.find("sets no BOS"), std::string::npos) << fake.text;
+  // Windows of text that end within the model's tell nothing of what comes after: SN-05.
+  test::TinyModel wide = test::make_tiny_model("m-gemma3");
+  wide.sliding_window = 256;
+  test::write_hf_folder(wide, file("wide"));
+  const Outcome blind = run("kvsens evaluate " + inputs("wide") + " --uniform int4.token.g:int4.token.g -o " + file("wide.json"));
+  EXPECT_EQ(blind.exit_code, 0) << blind.text;
+  EXPECT_NE(blind.text.find("late positions are untested"), std::string::npos) << blind.text;
 }
 
 // A cache of which nothing is coded would measure as free.
@@ -164,10 +185,15 @@ TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
   EXPECT_FALSE(exists("no.h5"));
 }
 
-TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
-  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
-  EXPECT_EQ(o.exit_code, 7) << o.text;
-  for (const char* part : {"kvquant4", "nuq4.channel.static.pre", "kvplan list presets"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+TEST_F(Kvsens, SchemesThatAreNotOfferedAreNamed) {
+  for (const char* pair : {"bf16:int4.token.g.lowrank8", "fp8e4m3fnuz.head:bf16"}) {
+    const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform " + pair + " -o " + file("no.json"));
+    EXPECT_EQ(o.exit_code, 7) << o.text;
+    EXPECT_NE(o.text.find(std::string(pair).substr(0, 4) == "bf16" ? "lowrank8" : "fp8e4m3fnuz"), std::string::npos) << o.text;
+  }
+  const Outcome sinks = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
+  EXPECT_NE(sinks.exit_code, 0);
+  EXPECT_NE(sinks.text.find("sink"), std::string::npos) << sinks.text;
 }
 
 TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {

@@ -15,9 +15,10 @@ const char* const kKeySchemes[] = {
     "int2.channel.g64.pre", "int4.channel.g128.pre", "int8.tensor", "int4.head", "int8.channel.static.pre", "int4.channel.static", "sint8.token.g", "sint4.token.g32",
     "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q8_0.had", "nuq4.token.g", "nuq3.channel.static.pre", "nuq2.token.g", "lm4.token.g.had", "lm3.token.g",
     "lm2.token.g.had", "nvfp4", "mxfp4", "int4.token.g32.center.had", "int4.token.g32.pre.center", "int4.token.g.smooth", "int4.token.g.pre.center.smooth",
-    "int4.token.g32.ef", "int3.channel.g64.pre.ef", "int8.token.g.had"};
+    "int4.token.g32.ef", "int3.channel.g64.pre.ef", "int8.token.g.had", "int4.channel.g32.pre.out1.pair",
+    "int4.channel.static.pre.out1", "int8.tensor.out1", "fp8e4m3.token.g.clip", "int3.token.g32.clip.out2.pair", "int2.channel.g64.clip.out0.5.ef"};
 const char* const kValueSchemes[] = {"int4.token.g32", "int3.token.g64.had", "int2.token.g64.had", "fp8e4m3.head", "int4.channel.g32", "lm3.token.g.had",
-                                     "int4.token.g32.center", "q4_0", "bf16"};
+                                     "int4.token.g32.center", "q4_0", "bf16", "int4.token.g.out1", "nuq3.token.g.clip.out1", "int3.channel.g64.out2", "int2.channel.g32.clip.out0.5.ef"};
 
 /// What gather must give AS_STORED: sinks and window in bf16, base tokens through fake_quant.
 void expect_fake_quant(Cache* cache, const CacheShape& shape, kvrt_side side, const std::vector<float>& x, const Tiers& tiers, const std::string& what) {
@@ -25,7 +26,13 @@ void expect_fake_quant(Cache* cache, const CacheShape& shape, kvrt_side side, co
   const std::int64_t length = cache->length(), coded = coded_end(tiers, length), row = cache->row();
   std::vector<float> base(x.begin() + tiers.n_sinks * row, x.begin() + coded * row), expected(base.size());
   kvrt_error err;
-  ASSERT_EQ(kvrt_fake_quant(cache->context(), Cache::kLayer, side, coded - tiers.n_sinks, base.data(), expected.data(), &err), KVRT_OK) << what << ": " << err.text;
+  const kvrt_status status = kvrt_fake_quant(cache->context(), Cache::kLayer, side, coded - tiers.n_sinks, base.data(), expected.data(), &err);
+  if (kOnCuda && status == KVRT_E_UNSUPPORTED) {  // outliers of channel groups: written by append alone
+    ASSERT_NE((side == KVRT_K ? shape.k : shape.v).find(".channel.g"), std::string::npos) << what << ": " << err.text;
+    ASSERT_NE((side == KVRT_K ? shape.k : shape.v).find(".out"), std::string::npos) << what << ": " << err.text;
+    return;
+  }
+  ASSERT_EQ(status, KVRT_OK) << what << ": " << err.text;
   ASSERT_GT(coded, tiers.n_sinks) << what;
   for (std::int64_t i = 0; i < length * row; ++i) {
     const std::int64_t t = i / row;
@@ -231,7 +238,7 @@ TEST(Append, PageIdsAreWidenedBeforeTheyAreMultiplied) {  // bug class 1: ids ne
 }
 
 TEST(Append, AShareOfTheHeadsStoresWhatTheWholeStores) {
-  for (const char* scheme : {"int4.token.g32.center.had", "fp8e4m3.head", "int8.channel.static.pre", "int3.token.g.ef"}) {
+  for (const char* scheme : {"int4.token.g32.center.had", "fp8e4m3.head", "int8.channel.static.pre", "int3.token.g.ef", "nuq4.channel.static.out1", "int4.channel.g32.out1"}) {
     CacheShape shape;
     shape.k = scheme, shape.heads = 3;
     Cache whole(shape);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/core/context.h"
 #include "kernels/core/plan_constants.h"
 #include "kernels/core/scheme.h"
 #include "kernels/kvrt.hpp"
@@ -16,10 +17,18 @@
 
 namespace kvrt::testing {
 
+/// Backend of contexts that name none: the bodies of the tests run on any.
+#if defined(KVRT_TEST_BACKEND)
+inline constexpr kvrt_backend kTestBackend = KVRT_TEST_BACKEND;
+#else
+inline constexpr kvrt_backend kTestBackend = KVRT_BACKEND_DEFAULT;
+#endif
+inline constexpr bool kOnCuda = kTestBackend == KVRT_BACKEND_CUDA;
+
 /// Constants of a unit in the shape that its scheme asks for.
 struct UnitConstants {
   std::string scheme, chan_perm = "natural", block_order;
-  std::vector<float> mean, smooth, clip_lo, clip_hi, codebook, ef_u;
+  std::vector<float> mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u;
   std::vector<std::int32_t> ef_order;
 
   UnitConstants(const std::string& text, int heads, int width, int rotary_dim) : scheme(text) {
@@ -34,6 +43,7 @@ struct UnitConstants {
       if (name == "smooth") for (std::size_t i = 0; i < n; ++i) smooth.push_back(1.0f + 0.25f * static_cast<float>(pair_of(static_cast<int>(i) % width, rotary_dim) % 5));
       if (name == "clip_lo") clip_lo.assign(n, -2.5f);
       if (name == "clip_hi") clip_hi.assign(n, 3.0f);
+      if (name == "clip_alpha") clip_alpha.assign(n, 0.85f);
       if (name == "codebook") for (std::size_t i = 0; i < n; ++i) codebook.push_back(static_cast<float>(static_cast<int>(i * 254 / (n - 1)) - 127) * (1.0f / 127));
       if (name == "ef_order") for (std::size_t i = 0; i < n; ++i) ef_order.push_back(width - 1 - static_cast<int>(i) % width);
       if (name == "ef_u") {
@@ -47,7 +57,7 @@ struct UnitConstants {
     const auto p = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
     kvrt_unit_view u = {};
     u.scheme = scheme.c_str(), u.chan_perm = chan_perm.c_str(), u.block_order = block_order.empty() ? nullptr : block_order.c_str();
-    u.mean = p(mean), u.smooth = p(smooth), u.clip_lo = p(clip_lo), u.clip_hi = p(clip_hi), u.codebook = p(codebook), u.ef_u = p(ef_u), u.ef_order = p(ef_order);
+    u.mean = p(mean), u.smooth = p(smooth), u.clip_lo = p(clip_lo), u.clip_hi = p(clip_hi), u.clip_alpha = p(clip_alpha), u.codebook = p(codebook), u.ef_u = p(ef_u), u.ef_order = p(ef_order);
     return u;
   }
 
@@ -65,7 +75,8 @@ struct CacheShape {
   std::string chan_perm = "natural", block_order;
   int n_seqs = 1, page_tokens = 64;
   int first_head = 0, n_heads = 0;  ///< of the context
-  kvrt_backend backend = KVRT_BACKEND_DEFAULT;
+  kvrt_backend backend = kTestBackend;
+  bool storage_only = kOnCuda;      ///< formats that decode has no kernel for, too
 };
 
 class Cache {
@@ -83,16 +94,21 @@ class Cache {
     status_ = PlanHandle::adopt(view, &plan_);
     if (!status_.ok()) return;
     kvrt_limits limits = {};
-    limits.max_batch = shape.n_seqs, limits.max_length = shape.max_length;
+    limits.max_batch = shape.n_seqs, limits.max_length = shape.max_length, limits.accept_two_pass = 1;
     limits.first_kv_head = shape.first_head, limits.n_kv_heads = shape.n_heads;
     const kvrt_device device = {shape.backend, 0};
-    status_ = ContextHandle::create(plan_, limits, &context_, &device);
+    if (shape.storage_only) {
+      storage_ = std::make_unique<kvrt_context>();
+      status_ = Context::make(plan_.get()->plan, device, limits, &storage_->context, Needs::kStorage);
+    } else {
+      status_ = ContextHandle::create(plan_, limits, &context_, &device);
+    }
     if (!status_.ok()) return;
     std::int64_t n[KVRT_SEGMENTS];
-    status_ = checked([&](kvrt_error* e) { return kvrt_pages_needed(context_.get(), kLayer, shape.max_length, n, e); });
+    status_ = checked([&](kvrt_error* e) { return kvrt_pages_needed(context(), kLayer, shape.max_length, n, e); });
     for (int i = 0; i < KVRT_SEGMENTS; ++i) per_seq_[i] = n[i];
     const std::int64_t exact = (n[KVRT_SINK] + n[KVRT_WINDOW]) * shape.n_seqs, base = n[KVRT_BASE] * shape.n_seqs;
-    if (status_.ok()) status_ = PoolMemory::allocate(context_, kLayer, exact + 1, base + 1, &memory_);
+    if (status_.ok()) status_ = PoolMemory::allocate(context(), kLayer, exact + 1, base + 1, &memory_);
     // Pages in no order, so that nothing works by accident of neighbourhood.
     calib::Rng rng(5);
     for (auto [ids, count] : {std::pair(&exact_ids_, exact), std::pair(&base_ids_, base)}) {
@@ -100,12 +116,12 @@ class Cache {
       std::iota(ids->begin(), ids->end(), 0);
       for (std::size_t i = ids->size(); i > 1; --i) std::swap((*ids)[i - 1], (*ids)[rng.below(i)]);
     }
-    workspace_.assign(static_cast<std::size_t>(kvrt_workspace_bytes(context_.get())), 0xFF);
+    workspace_.assign(static_cast<std::size_t>(kvrt_workspace_bytes(context())), 0xFF);
     lengths_.assign(static_cast<std::size_t>(shape.n_seqs), 0);
   }
 
   const Status& status() const { return status_; }
-  const kvrt_context* context() const { return context_.get(); }
+  const kvrt_context* context() const { return storage_ ? storage_.get() : context_.get(); }
   const kvrt_plan* plan() const { return plan_.get(); }
   const kvrt_pools& pools() const { return memory_.pools(); }
   std::vector<std::uint8_t>& bytes(bool exact, kvrt_side side) { return memory_.bytes(exact, side); }
@@ -205,6 +221,7 @@ class Cache {
   Status status_;
   PlanHandle plan_;
   ContextHandle context_;
+  std::unique_ptr<kvrt_context> storage_;
   PoolMemory memory_;
   std::vector<std::int32_t> exact_ids_, base_ids_;
   std::vector<std::uint8_t> workspace_;

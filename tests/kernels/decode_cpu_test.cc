@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "kernels/core/isa.h"
 #include "tests/kernels/decode_fixture.h"
 #include "tests/kernels/rope_storage.h"
 
@@ -303,7 +304,7 @@ TEST(DecodeCpu, AForcedPathIsTakenOrRefused) {
   const Status refused = choose_decode_backend(&path);
   EXPECT_EQ(refused.code(), Code::kUnsupported);
   EXPECT_NE(refused.text().find("avx1024"), std::string::npos);
-  EXPECT_NE(refused.text().find("baseline"), std::string::npos);
+  EXPECT_NE(refused.text().find(kBaselineName), std::string::npos);
   unsetenv("KVRT_FORCE_ISA");
   ASSERT_TRUE(choose_decode_backend(&path).ok());
   EXPECT_EQ(path.attend, decode_backends().back().attend);

@@ -16,6 +16,8 @@ struct SegmentSpec {
   std::int64_t n_tokens;
   int page_tokens = 64;
   bool is_ring = false;
+  int spread = 0;            ///< stored order of keys
+  bool is_centred = false;   ///< both sides have a mean
 };
 
 struct DecodeSpec {
@@ -23,6 +25,7 @@ struct DecodeSpec {
   std::vector<std::vector<SegmentSpec>> sequences;  ///< segments of each sequence
   std::int64_t tiles_a_chunk = 8;
   double query_scale = 1, key_offset = 0, value_offset = 0.3;
+  double soft_cap = 0;      ///< of natural scores, 0: none
   std::uint64_t seed = 7;
   bool has_reference = true;  ///< false: for timing; the first page of a segment is repeated, no reference
 };
@@ -44,11 +47,14 @@ class DecodeProblem {
   const DecodeSpec& spec() const noexcept { return spec_; }
   std::int64_t n_rows() const noexcept { return static_cast<std::int64_t>(spec_.sequences.size()) * spec_.n_kv_heads; }
   const std::vector<Segment>& segments() const noexcept { return segments_; }
+  /// [2, n_rows, G, D]: in the model's order, then in that of stored keys; DecodeChunk::row counts through both.
   const std::vector<float>& q() const noexcept { return q_; }
   const std::vector<DecodeChunk>& chunks() const noexcept { return chunks_; }
   const std::vector<std::int64_t>& first_chunk() const noexcept { return first_chunk_; }
-  DecodeFamily k_family() const noexcept { return k_family_; }
-  DecodeFamily v_family() const noexcept { return v_family_; }
+  const DecodeUnit& unit() const noexcept { return unit_; }
+  DecodePath path() const noexcept { return path_; }   ///< what choose_decode_path() says
+  float soft_cap() const noexcept;                     ///< as DecodeArgs takes it
+  std::int32_t max_chunk_tiles() const noexcept;
   std::int64_t cache_bytes() const noexcept { return cache_bytes_; }  ///< codes and parameters of the live tokens
 
   /// Memory that the segments point into.
@@ -66,18 +72,23 @@ class DecodeProblem {
 
  private:
   void add_segment(const SegmentSpec& s, int sequence);
+  void add_constants(const SegmentSpec& s, int side, PageCodec* codec);
+  void fill_queries();
   void fill_reference();
 
   DecodeSpec spec_;
   std::vector<std::vector<std::uint8_t>> pools_;
   std::vector<std::vector<std::int32_t>> page_lists_;
+  std::vector<std::vector<StaticRange>> ranges_;  ///< of channel.static
+  std::vector<std::vector<float>> means_;         ///< in stored order
   std::vector<Segment> segments_;
   std::vector<int> segment_rows_;
   std::vector<float> q_;
   std::vector<DecodeChunk> chunks_;
   std::vector<std::int64_t> first_chunk_;
   std::int64_t cache_bytes_ = 0;
-  DecodeFamily k_family_ = DecodeFamily::kB16, v_family_ = DecodeFamily::kB16;
+  DecodeUnit unit_ = {DecodeFamily::kB16, DecodeFamily::kB16, KeyPairs::kNone, 0};
+  DecodePath path_ = DecodePath::kFused;
   double unit_roundoff_ = 0x1p-11;
   DecodeReference reference_;
 };

@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 
+#include "kernels/core/isa.h"
 #include "tests/kernels/fake_quant_fixture.h"
 
 namespace kvrt {
@@ -30,7 +31,12 @@ const char* const kSchemes[] = {
     "int4.token.g.ef", "int3.token.g32.ef", "int2.token.g32.ef", "int4.channel.g32.ef", "int4.channel.g64.pre.ef", "int3.channel.g64.pre.center.ef",
     "int2.channel.g128.ef", "int4.channel.static.pre.ef", "int3.head.ef", "sint4.token.g.ef", "sint4.tensor.ef", "nuq4.token.g.ef",
     "nuq3.channel.static.pre.ef", "lm4.token.g.ef", "lm3.token.g.had.ef", "lm2.token.g32.had.ef", "lm3.token.g.pre.ef", "int4.token.g.center.had.ef",
-    "int4.token.g32.smooth.ef"};
+    "int4.token.g32.smooth.ef",
+    "int4.token.g.clip", "int3.token.g32.center.clip", "int2.channel.g32.pre.clip", "int2.channel.g128.clip.ef", "fp8e4m3.token.g32.clip", "sint4.token.g.clip",
+    "nuq4.token.g.clip", "int4.channel.g32.pair", "int4.channel.g64.pre.clip.pair.ef", "int4.token.g.pair", "int3.token.g32.clip.pair", "int4.token.g8.pair",
+    "int4.token.g.out1", "int3.token.g32.out2", "int2.token.g.out0.5.ef", "int4.channel.g64.pre.out1", "int3.channel.g32.out2.ef", "int2.channel.g128.out0.5",
+    "int4.channel.g32.clip.out1.pair", "int4.channel.static.pre.out1", "nuq3.channel.static.pre.out1", "nuq3.channel.static.pre.out2.ef", "nuq4.token.g.out1",
+    "nuq2.token.g.clip.out2.ef", "int8.tensor.out1", "int4.head.center.out2", "int3.channel.g64.pre.center.smooth.clip.out1.pair.ef", "int4.token.g.had.out1"};
 
 /// Data that reach every branch: normal, one-sided, tiny, huge, constant rows, zeros, ties, values that are not finite.
 void fill_mixed(Call* call, std::uint64_t seed) {
@@ -76,6 +82,8 @@ TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
       Call call(GetParam(), 128, 2, d);
       if (!check_shape(call.scheme, d, true).empty()) continue;
       ++n_shapes;
+      // Half-split pairs, or side by side where halves cannot map groups onto groups.
+      call.interleaved = call.scheme.pair && call.scheme.granularity == Granularity::kToken && call.scheme.group > 0 && !pairs_map_groups(d, false, d, call.scheme.group);
       call.bf16 = bf16;
       fill_mixed(&call, static_cast<std::uint64_t>(d));
       if (is_llamacpp_block(call.scheme.format)) {
@@ -136,7 +144,7 @@ TEST(FakeQuant, TheForcedBackendIsTakenAndAnUnknownOneRefused) {
   Call call("int4.token.g", 16, 1, 64);
   call.fill_normal(1);
   const std::vector<float> expected = call.run();
-  for (const char* name : {"ref", "baseline"}) {
+  for (const char* name : {"ref", kBaselineName}) {
     setenv("KVRT_FORCE_BACKEND", name, 1);
     expect_same_bits(call.run(), expected, name);
   }
@@ -151,6 +159,7 @@ TEST(FakeQuant, TheForcedBackendIsTakenAndAnUnknownOneRefused) {
 TEST(FakeQuant, BadCallsAreRefusedByName) {
   struct Case { const char *scheme, *part; Code code; void (*spoil)(FakeQuantArgs*); };
   static const std::int32_t twice[64] = {};
+  static const float too_wide[1] = {1.5f};
   static const float bad[64] = {NAN}, twice_as_float[64] = {}, no_diagonal[64 * 65 / 2] = {};
   static const float off_grid[16] = {-1, -0.9f, -0.8f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f, 0, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 1};
   const Case cases[] = {
@@ -180,7 +189,13 @@ TEST(FakeQuant, BadCallsAreRefusedByName) {
       {"int4.token.g32", "block_order", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
       {"q4_0", "permutation", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
       {"int4.token.g.lowrank8", "'lowrank8'", Code::kUnsupported, [](FakeQuantArgs*) {}},
-      {"int4.token.g32.clip", "'clip'", Code::kUnsupported, [](FakeQuantArgs*) {}}};
+      {"int4.token.g32.clip", "clip_alpha is missing", Code::kArgument, [](FakeQuantArgs* a) { a->clip_alpha = nullptr; }},
+      {"int4.channel.g32.clip", "at most 1", Code::kArgument, [](FakeQuantArgs* a) { a->clip_alpha = too_wide; }},
+      {"int4.channel.g32.clip", "more than 0", Code::kArgument, [](FakeQuantArgs* a) { a->clip_alpha = bad; }},
+      {"int4.channel.g32.pair", "rotary_dim is 0", Code::kArgument, [](FakeQuantArgs* a) { a->rotary_dim = 0; }},
+      {"int4.token.g32.pair", "do not map groups of 32", Code::kArgument, [](FakeQuantArgs* a) { a->rotary_dim = 48; }},
+      {"int4.channel.g32.out1", "page_tokens is 48", Code::kArgument, [](FakeQuantArgs* a) { a->page_tokens = 48; }},
+      {"int4.token.g.lowrank8", "'lowrank8'", Code::kUnsupported, [](FakeQuantArgs*) {}}};
   for (const Case& c : cases) {
     Call call(c.scheme, 64, 1, 64);
     std::vector<float> out(call.x.size());

@@ -25,9 +25,10 @@ struct Call {
   Scheme scheme;
   int n_heads, head_dim;
   std::int64_t n_tokens;
-  std::vector<float> x, mean, smooth, clip_lo, clip_hi, codebook, ef_u;
+  std::vector<float> x, mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u;
   std::vector<std::int32_t> block_order, ef_order;
-  bool is_key = true, bf16 = false;
+  int rotary_dim = 0;  ///< 0 = head_dim
+  bool is_key = true, bf16 = false, interleaved = false;
 
   Call(const std::string& text, std::int64_t tokens, int heads, int dim)
       : scheme(parse(text)), n_heads(heads), head_dim(dim), n_tokens(tokens),
@@ -40,6 +41,7 @@ struct Call {
       const int size = 1 << code_bits(scheme.format), reach = size - 1;
       for (int i = 0; i < size; ++i) codebook.push_back(std::round(127.0f * static_cast<float>((2 * i - reach) * std::abs(2 * i - reach)) / static_cast<float>(reach * reach)) * (0.93f / 127.0f));
     }
+    if (scheme.clip) clip_alpha.push_back(0.8f);
     if (scheme.ef) set_feedback();
     for (int i = 0; scheme.smooth && i < heads * dim; ++i) smooth.push_back(0.5f + 0.03f * static_cast<float>(i % dim % (dim / 2)));
   }
@@ -76,6 +78,8 @@ struct Call {
     a.x = x.data(), a.out = out;
     a.round_input_to_bf16 = bf16;
     a.mean = mean.empty() ? nullptr : mean.data();
+    a.clip_alpha = clip_alpha.empty() ? nullptr : clip_alpha.data();
+    a.rotary_dim = scheme.pair ? rotary_dim ? rotary_dim : head_dim : 0, a.interleaved = interleaved;
     a.codebook = codebook.empty() ? nullptr : codebook.data();
     a.ef_u = ef_u.empty() ? nullptr : ef_u.data();
     a.ef_order = ef_order.empty() ? nullptr : ef_order.data();

@@ -34,6 +34,51 @@ TEST(FakeQuantQuality, IntegerErrorOfNormalData) {
   EXPECT_NEAR(normal_mse("int2.channel.g128"), 0.2505, 0.02 * 0.2505);
 }
 
+/// MSE of one alpha for all groups.
+double clipped_mse(const std::string& scheme, float alpha, double offset = 0) {
+  Call call(scheme + ".clip", 4096, 1, 128);
+  call.fill_normal(24, 1, offset);
+  call.clip_alpha[0] = alpha;
+  return mse(call.run(), call.x);
+}
+
+// G24: one alpha for all groups of N(0,1), the best of the grid.
+TEST(FakeQuantQuality, ClippedErrorOfNormalData) {
+  struct Row { const char* scheme; float alpha; double mse; };
+  for (const Row& r : {Row{"int2.token.g32", .70f, .102}, Row{"int3.token.g32", .90f, .0253}, Row{"int4.token.g32", 1.0f, .0061}, Row{"int2.token.g64", .65f, .113},
+                       Row{"int3.token.g64", .85f, .0308}, Row{"int4.token.g64", .95f, .0077}, Row{"int2.token.g", .60f, .119}, Row{"int3.token.g", .80f, .0345},
+                       Row{"int4.token.g", .95f, .0092}, Row{"int3.channel.g64", .85f, .0308}}) {
+    const double best = clipped_mse(r.scheme, r.alpha);
+    EXPECT_NEAR(best, r.mse, 0.02 * r.mse) << r.scheme;
+    for (const float step : {-0.1f, 0.1f}) {
+      const float other = std::min(r.alpha + step, 1.0f);
+      EXPECT_GE(clipped_mse(r.scheme, other), best) << r.scheme;
+    }
+  }
+  EXPECT_EQ(clipped_mse("int4.token.g32", 1.0f), normal_mse("int4.token.g32"));
+}
+
+// G25: N(10, 1), 2 bits: shrinking about the mean keeps its gain wherever the mean is.
+TEST(FakeQuantQuality, ClipIsAboutTheMeanOfTheGroup) {
+  EXPECT_NEAR(clipped_mse("int2.token.g", 0.60f, 10), clipped_mse("int2.token.g", 0.60f, 0), 0.02 * 0.119);
+  EXPECT_NEAR(clipped_mse("int2.channel.g128", 0.60f, 10), 0.119, 0.02 * 0.119);
+}
+
+// Both channels of a RoPE pair have the range of the wider one; a pair of two equal channels loses nothing.
+TEST(FakeQuantQuality, PairsShareTheWiderRange) {
+  Call paired("int4.channel.g32.pair", 32, 1, 64), plain("int4.channel.g32", 32, 1, 64);
+  paired.fill_normal(31);
+  for (std::size_t t = 0; t < 32; ++t) paired.x[t * 64 + 5] *= 100, paired.x[t * 64 + 32 + 6] = paired.x[t * 64 + 6];
+  plain.x = paired.x;
+  const std::vector<float> a = paired.run(), b = plain.run();
+  double narrow = 0, expected = 0;
+  for (std::size_t t = 0; t < 32; ++t) {
+    for (const std::size_t c : {std::size_t{5}, std::size_t{6}, std::size_t{38}}) EXPECT_EQ(a[t * 64 + c], b[t * 64 + c]);
+    narrow += std::fabs(a[t * 64 + 37] - paired.x[t * 64 + 37]), expected += std::fabs(b[t * 64 + 37] - paired.x[t * 64 + 37]);
+  }
+  EXPECT_GT(narrow, 3 * expected);
+}
+
 // G19 and G17.
 TEST(FakeQuantQuality, BlockAndFloatErrorOfNormalData) {
   EXPECT_NEAR(normal_mse("q4_0"), 0.00737, 0.03 * 0.00737);
@@ -129,7 +174,8 @@ const char* const kAllForms[] = {"int8.token.g", "int4.token.g32", "int3.token.g
                                  "q4_1", "q5_0", "q5_1", "fp8e5m2.token.g", "sint8.token.g", "sint4.token.g32",
                                  "bf16", "fp16", "int4.token.g.had", "fp8e4m3.token.g.had", "q4_0.had", "q8_0.had",
                                  "lm4.token.g", "lm3.token.g.had", "lm2.token.g32", "iq4_nl", "nvfp4", "mxfp4", "mxfp4.had", "int4.token.g32.smooth",
-                                 "lm4.token.g.smooth.had"};
+                                 "lm4.token.g.smooth.had", "int4.token.g.clip", "int2.channel.g32.clip", "fp8e4m3.token.g32.clip", "int4.channel.g32.pair",
+                                 "int4.token.g32.out1", "int3.channel.g64.out2", "int4.channel.g32.clip.out1.pair"};
 
 // QZ-06
 TEST(FakeQuantQuality, ZerosComeBackAsZerosAndSubnormalsStayFinite) {
@@ -137,7 +183,7 @@ TEST(FakeQuantQuality, ZerosComeBackAsZerosAndSubnormalsStayFinite) {
     Call call(scheme, 64, 2, 64);
     for (const float v : call.run()) ASSERT_EQ(v, 0.0f) << scheme;
     call.fill_normal(3);
-    for (std::size_t t = 0; t < 64; ++t) call.x[t * 128 + 5] = 0;      // a channel of zeros
+    for (std::size_t t = 0; t < 64; ++t) call.x[t * 128 + 5] = call.x[t * 128 + 37] = 0;  // a RoPE pair of zeros
     for (std::size_t c = 0; c < 128; ++c) call.x[7 * 128 + c] = 0;     // a token of zeros
     const std::vector<float> out = call.run();
     const bool by_channel = call.scheme.granularity == Granularity::kChannel;

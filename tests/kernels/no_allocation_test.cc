@@ -1,6 +1,7 @@
 // append and decode allocate nothing: every way to operator new and malloc's family that C++ code takes is counted.
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 
@@ -8,8 +9,10 @@
 
 namespace {
 std::atomic<std::int64_t> n_allocations{0};
+std::atomic<std::int64_t> n_granted{INT64_MAX};  // allocations before the first that fails
 void* counted(std::size_t n) {
   n_allocations.fetch_add(1, std::memory_order_relaxed);
+  if (n_granted.fetch_sub(1, std::memory_order_relaxed) <= 0) throw std::bad_alloc();
   if (void* p = std::malloc(n ? n : 1)) return p;
   throw std::bad_alloc();
 }
@@ -51,6 +54,46 @@ TEST(NoAllocation, AppendAndDecode) {
     }
   }
   EXPECT_GT(n_allocations.load(), 0);
+}
+
+/// call() -> kvrt_status with the first, second, ... allocation failing, until it needs no more. Returns how many failed.
+template <class Call>
+int fail_each_allocation(Call call) {
+  for (int n = 0;; ++n) {
+    kvrt_error err = {KVRT_OK, ""};
+    n_granted = n;
+    const kvrt_status status = call(&err);
+    n_granted = INT64_MAX;
+    if (status == KVRT_OK) return n;
+    EXPECT_EQ(status, KVRT_E_INTERNAL) << "allocation " << n << ": " << err.text;
+    EXPECT_STREQ(err.text, "out of memory");
+    if (status != KVRT_E_INTERNAL) return -1;
+  }
+}
+
+TEST(NoMemory, EveryFailedAllocationIsInternal) {
+  CacheShape shape;
+  shape.k = "int4.token.g32.center.had", shape.v = "int3.token.g.ef";
+  const Cache cache(shape);
+  kvrt_layer_view layer = cache.layer_view();
+  kvrt_plan_view view = {};
+  view.n_layers = 1, view.layers = &layer, view.page_tokens = 64;
+  EXPECT_GT(fail_each_allocation([&](kvrt_error* err) {
+    kvrt_plan* plan = nullptr;
+    const kvrt_status status = kvrt_plan_adopt(&view, &plan, err);
+    EXPECT_EQ(plan != nullptr, status == KVRT_OK);
+    kvrt_plan_release(plan);
+    return status;
+  }), 5);
+  kvrt_limits limits = {};
+  limits.max_batch = 2, limits.max_length = 512;
+  EXPECT_GT(fail_each_allocation([&](kvrt_error* err) {
+    kvrt_context* context = nullptr;
+    const kvrt_status status = kvrt_context_create(cache.plan(), nullptr, &limits, &context, err);
+    EXPECT_EQ(context != nullptr, status == KVRT_OK);
+    kvrt_context_destroy(context);
+    return status;
+  }), 10);
 }
 
 }  // namespace

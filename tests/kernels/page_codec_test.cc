@@ -33,6 +33,7 @@ Page make_page(const std::string& text, int d) {
   p.ranges.assign(static_cast<std::size_t>(d), static_range(l.k.format, -4.0f, 4.0f));
   p.codec.range = p.ranges[0];
   p.codec.channel_ranges = p.ranges.data();
+  if (l.k.clip) p.codec.clip_alpha = 0.8f;
   p.block.assign(static_cast<std::size_t>(p.layout.block), 0xFF);
   return p;
 }
@@ -56,7 +57,9 @@ const char* const kSchemes[] = {"bf16", "fp16", "int8.token.g", "int4.token.g", 
                                 "sint4.token.g", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "lm4.token.g", "lm3.token.g", "lm2.token.g", "lm3.token.g32", "int8.channel.static",
                                 "int4.tensor", "int3.head", "int2.channel.static", "int3.channel.static", "sint8.tensor", "sint4.head", "fp8e5m2.head",
                                 "iq4_nl", "nvfp4", "mxfp4", "nuq4.token.g", "nuq3.token.g", "nuq2.channel.static", "nuq3.channel.static",
-                                "int4.channel.g32.ef", "lm3.token.g.ef", "int3.token.g32.ef", "nuq4.token.g.ef"};
+                                "int4.channel.g32.ef", "lm3.token.g.ef", "int3.token.g32.ef", "nuq4.token.g.ef",
+                                "int4.token.g.clip", "int2.channel.g32.clip", "int4.token.g.out1", "int3.token.g32.out2", "int4.channel.g64.out1", "int3.channel.g32.out2.ef",
+                                "int2.channel.g128.out0.5", "nuq3.channel.static.out1", "int4.channel.static.out2", "nuq4.token.g.out1.ef", "int8.tensor.out0.5"};
 
 // PL-03: the byte formula against really packed buffers, for even and padded widths: parts start where the formula says, every byte of
 // them is written, and nothing behind.
@@ -75,9 +78,18 @@ TEST(PageCodec, PackedBuffersHaveTheSizesOfTheByteFormula) {
       const std::vector<std::uint8_t> first = p.block;
       std::fill(p.block.begin(), p.block.end(), std::uint8_t{0});
       write_page(&p, rows, &counters);
-      const std::size_t used = static_cast<std::size_t>(p.layout.codes + p.layout.params);
+      const std::int64_t end = p.layout.codes + p.layout.params;
+      std::size_t used = static_cast<std::size_t>(end + p.layout.outliers);
+      if (p.codec.out_per_mille > 0) {
+        ASSERT_EQ(p.codec.outliers, end) << text;
+        // channel.g<N>: starts of slots that a page does not have, and the entries that round its quota up to four, are padding.
+        if (p.codec.granularity == Granularity::kChannel) used = static_cast<std::size_t>(end + kOutlierStarts + 4 * ((p.codec.out_per_mille * p.codec.page_tokens * d + 999) / 1000));
+      }
       for (std::size_t i = 0; i < p.block.size(); ++i) {
-        if (i < used) ASSERT_EQ(first[i], p.block[i]) << text << " D " << d << " byte " << i << " was not written";
+        const std::size_t starts_end = static_cast<std::size_t>(end) + 2 * static_cast<std::size_t>(p.codec.page_tokens / 16);
+        const bool padding = p.codec.granularity == Granularity::kChannel && i >= starts_end && i < static_cast<std::size_t>(end) + kOutlierStarts;
+        if (padding && p.codec.out_per_mille > 0) ASSERT_TRUE(first[i] == 0xFF && p.block[i] == 0) << text;
+        else if (i < used) ASSERT_EQ(first[i], p.block[i]) << text << " D " << d << " byte " << i << " was not written";
         else ASSERT_TRUE(first[i] == 0xFF && p.block[i] == 0) << text << " D " << d << " byte " << i << " lies behind the block's parts";
       }
     }

@@ -155,18 +155,21 @@ TEST(Scheme, HadamardIsOfferedWhereAMatrixExists) {
   EXPECT_EQ(llamacpp_hadamard_order(256, false).size, 64);
 }
 
+TEST(Scheme, TheOtherFp8EncodingsAreNamed) {  // CASES.md QZ-08
+  EXPECT_THAT(refusal("fp8e4m3fnuz.head"), AllOf(HasSubstr("'fp8e4m3fnuz' (largest value 240)"), HasSubstr("fp8e4m3 (largest value 448)")));
+  EXPECT_THAT(other_encoding("fp8e5m2fnuz"), HasSubstr("fp8e5m2 (exponent bias 15)"));
+  EXPECT_THAT(other_encoding("fp8e4m3.head"), IsEmpty());
+}
+
 TEST(Scheme, WhatThisBuildOffersIsSaid) {
   for (const char* text : {"bf16", "fp16.pre", "int8.token.g", "int4.token.g64.center.had", "int3.channel.g64.pre", "int2.channel.g32",
                            "int4.channel.g32.pre.center", "fp8e4m3.tensor", "fp8e4m3.head.had", "fp8e4m3.token.g32.pre.center", "q8_0",
                            "q4_0.had", "q5_1", "sint4.token.g32", "fp8e5m2.head", "int4.head", "sint8.tensor", "int8.channel.static.pre",
-                           "int4.token.g128.smooth", "lm4.token.g.had", "lm3.token.g.pre", "nuq3.channel.static.pre", "int4.channel.g64.pre.ef", "nvfp4", "mxfp4.had"}) {
+                           "int4.token.g128.smooth", "lm4.token.g.had", "lm3.token.g.pre", "nuq3.channel.static.pre", "int4.channel.g64.pre.ef", "nvfp4", "mxfp4.had", "int4.channel.g64.out1", "int4.token.g.clip", "int4.channel.g32.pair"}) {
     EXPECT_THAT(check_implemented(parse(text)), IsEmpty()) << text;
   }
-  struct Case { const char *text, *part; };
-  for (const Case& c : {Case{"int4.channel.g64.out1", "out1"},
-                        Case{"int4.token.g.clip", "clip"}, Case{"int4.channel.g32.pair", "pair"}, Case{"int4.token.g.lowrank8", "lowrank8"}}) {
-    EXPECT_THAT(check_implemented(parse(c.text)), HasSubstr(quoted(c.part))) << c.text;
-  }
+  EXPECT_THAT(check_implemented(parse("int4.token.g.lowrank8")), HasSubstr(quoted("lowrank8")));
+  EXPECT_THAT(check_shape(parse("int4.token.g.out1"), 576, true), HasSubstr("up to head_dim 512"));
 }
 
 TEST(Scheme, CalibrationNeedsFollowFromTheString) {

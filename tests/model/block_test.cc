@@ -128,6 +128,48 @@ TEST(Block, PathsWithAndWithoutGradientsAgree) {
   EXPECT_LT(at::max(at::abs(kept - in_place)).item<double>(), 1e-6);
 }
 
+BlockWeights gemma_weights(const LayerGeometry& g) {
+  BlockWeights w = weights(g);
+  w.q_norm = random({g.head_dim}, 71, 0.3) + 1, w.k_norm = random({g.head_dim}, 72, 0.3) + 1;
+  w.post_attention_norm = random({kHidden}, 73, 0.3) + 1, w.post_mlp_norm = random({kHidden}, 74, 0.3) + 1;
+  w.activation = Activation::kGeluTanh;
+  return w;
+}
+
+TEST(Block, NormsBehindAttentionAndMlp) {
+  const LayerGeometry g = geometry(4, 2, 8);
+  const BlockWeights w = gemma_weights(g);
+  const at::Tensor x = random({20, kHidden}, 41), o = random({20, 32}, 42);
+  const auto norm = [](const at::Tensor& y, const at::Tensor& weight) { return y * at::rsqrt((y * y).mean(-1, true) + 1e-6) * weight; };
+  const at::Tensor h = x + norm(at::matmul(o, w.o.t()), w.post_attention_norm), n = norm(h, w.mlp_norm);
+  const at::Tensor gate = at::matmul(n, w.gate.t());
+  const at::Tensor gelu = 0.5 * gate * (1 + at::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate)));
+  const at::Tensor expected = h + norm(at::matmul(gelu * at::matmul(n, w.up.t()), w.down.t()), w.post_mlp_norm);
+  const auto b = block(g, w);
+  EXPECT_LT(at::max(at::abs(b->finish(x, o) - expected)).item<double>(), 2e-5);
+  const c10::InferenceMode inference;
+  EXPECT_LT(at::max(at::abs(b->finish(x, o) - expected)).item<double>(), 2e-5) << "in place";
+  // Errors of the output are weighed as the norm behind it does.
+  EXPECT_TRUE(at::equal(b->output_projection(), w.o * w.post_attention_norm.unsqueeze(1)));
+}
+
+TEST(Block, RingOfAWindowSeesWhatTheWholeDoes) {  // AR-17: 27 tokens, 3 wraps
+  const c10::InferenceMode inference;
+  const LayerGeometry g = geometry(4, 2, 8, 8);
+  const at::Tensor q = random({27, 4, 8}, 81), k = random({27, 2, 8}, 82), v = random({27, 2, 8}, 83);
+  const at::Tensor whole = block(g, weights(g))->attend(q, k, v).view({27, 4, 8});
+  at::Tensor ring_k = at::zeros({8, 2, 8}), ring_v = at::zeros({8, 2, 8});
+  for (std::int64_t t = 0; t < 27; ++t) {
+    ring_k.select(0, t % 8).copy_(k.select(0, t)), ring_v.select(0, t % 8).copy_(v.select(0, t));
+    const std::int64_t held = std::min<std::int64_t>(t + 1, 8);
+    for (std::int64_t h = 0; h < 4; ++h) {
+      const at::Tensor p = at::softmax(at::mv(ring_k.slice(0, 0, held).select(1, h / 2), q.select(0, t).select(0, h)) * g.softmax_scale, 0);
+      const at::Tensor o = at::mv(ring_v.slice(0, 0, held).select(1, h / 2).t(), p);
+      EXPECT_LT(at::max(at::abs(whole.select(0, t).select(0, h) - o)).item<double>(), 1e-6) << t;
+    }
+  }
+}
+
 TEST(Linear, EqualsTheProductAndItsGradient) {
   for (const auto& [n, in, out] : {std::tuple{1, 8, 3}, std::tuple{40, 48, 64}, std::tuple{257, 64, 260}}) {
     const at::Tensor w = random({out, in}, 61), bias = random({out}, 62), g = random({n, out}, 63);
@@ -144,9 +186,8 @@ TEST(Linear, EqualsTheProductAndItsGradient) {
   }
 }
 
-TEST(Block, GradientsMatchFiniteDifferences) {
-  const LayerGeometry g = geometry(4, 2, 8, 6);
-  const auto b = block(g, weights(g));
+void expect_gradients_match(const LayerGeometry& g, const BlockWeights& w) {
+  const auto b = block(g, w);
   const at::Tensor direction = random({20, kHidden}, 52);
   const auto loss = [&](const at::Tensor& x) {
     return (b->finish(x, attention(*b, x)) * direction).sum();
@@ -161,6 +202,12 @@ TEST(Block, GradientsMatchFiniteDifferences) {
   const double derivative = (gradient * step).sum().item<double>();
   // fp32 sums of ~1000 terms: 1e-4 each side over 2h, plus the third-order term.
   EXPECT_NEAR(derivative, difference, 2e-2 * std::max(1.0, std::fabs(difference)));
+}
+
+TEST(Block, GradientsMatchFiniteDifferences) {
+  const LayerGeometry g = geometry(4, 2, 8, 6);
+  expect_gradients_match(g, weights(g));
+  expect_gradients_match(g, gemma_weights(g));
 }
 
 }  // namespace

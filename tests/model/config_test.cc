@@ -1,5 +1,7 @@
 #include "libcalib/model/config.h"
 
+#include <cmath>
+
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -13,6 +15,7 @@ namespace {
 
 using model::ModelConfig;
 using model::parse_hf_config;
+using Windows = std::vector<std::int64_t>;
 using nlohmann::json;
 
 json base(const std::string& name = "m-llama") { return json::parse(config_json(make_tiny_model(name))); }
@@ -57,7 +60,7 @@ TEST(HfConfig, NullCountsAsAbsentAndTypesAreNotConverted) {  // CF-07
 TEST(HfConfig, RequiredKeysAreNamed) {
   for (const char* key : {"num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "model_type"})
     expect_error([&] { parse(without(base(), key)); }, ErrorKind::kFormat, {"m/config.json", key, "missing"});
-  expect_error([&] { parse(with(base(), "model_type", "unknown_x")); }, ErrorKind::kUnsupported, {"unknown_x", "llama, mistral, qwen2, qwen3"});
+  expect_error([&] { parse(with(base(), "model_type", "unknown_x")); }, ErrorKind::kUnsupported, {"unknown_x", "llama, mistral, qwen2, qwen3, gemma3_text"});
   expect_error([&] { parse_hf_config("[1]", "m/config.json"); }, ErrorKind::kFormat, {"object"});
   expect_error([&] { parse_hf_config("{", "m/config.json"); }, ErrorKind::kFormat, {"m/config.json"});
   // A claimed count must not lead to an allocation of its size.
@@ -116,7 +119,6 @@ TEST(HfConfig, FamilyDefaultsAndWindows) {
   EXPECT_FALSE(parse(with(base("m-mistral"), "attention_bias", true)).attention_bias);
   EXPECT_TRUE(parse(with(base(), "attention_bias", true)).output_bias);
 
-  using Windows = std::vector<std::int64_t>;
   EXPECT_EQ(parse(base("m-mistral")).sliding_window, Windows(4, 8));
   EXPECT_EQ(parse(with(base("m-mistral"), "sliding_window", nullptr)).sliding_window, Windows(4, 0));
   EXPECT_EQ(parse(without(base("m-mistral"), "sliding_window")).sliding_window, Windows(4, 4096));
@@ -185,7 +187,7 @@ TEST(GgufConfig, DefaultsAndRefusals) {  // GG-10
   refuse("llama.rope.dimension_count", std::int64_t{32}, ErrorKind::kFormat);
   refuse("llama.expert_count", std::int64_t{8}, ErrorKind::kUnsupported);
   refuse("llama.attention.scale", 0.5, ErrorKind::kUnsupported);
-  refuse("general.architecture", std::string("gemma3"), ErrorKind::kUnsupported);
+  refuse("general.architecture", std::string("gemma2"), ErrorKind::kUnsupported);
   for (const char* key : {"llama.block_count", "llama.embedding_length", "llama.feed_forward_length", "llama.attention.head_count"}) {
     weights::GgufMetadata m = gguf();
     m.values.erase(key);
@@ -193,8 +195,118 @@ TEST(GgufConfig, DefaultsAndRefusals) {  // GG-10
   }
 }
 
+TEST(Gemma3Config, LayerTypesAndTheirRope) {  // AR-12
+  const ModelConfig c = parse(base("m-gemma3"));
+  EXPECT_EQ(c.sliding_window, (Windows{8, 0, 8, 0}));
+  EXPECT_EQ(c.rope.theta, 1e6);
+  EXPECT_EQ(c.local_rope.value().theta, 10000.0);
+  EXPECT_EQ(c.softmax_scale, 0.25);
+  EXPECT_TRUE(c.tied_embedding);
+  EXPECT_EQ(parse(with(base("m-gemma3"), "query_pre_attn_scalar", 64)).softmax_scale, 0.125);
+
+  // The keys that moved, and what a checkpoint of today writes.
+  json plain = base("m-gemma3");
+  for (const char* key : {"rope_theta", "rope_local_base_freq"}) plain.erase(key);
+  const json local = {{"rope_type", "default"}, {"rope_theta", 5000.0}}, full = {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}};
+  const json by_type = {{"full_attention", full}, {"sliding_attention", local}};
+  const auto rope = [](const ModelConfig& m) {
+    return fmt::format("{} {} {} / {} {}", m.rope.theta, static_cast<int>(m.rope.scaling), m.rope.factor, m.local_rope->theta,
+                       static_cast<int>(m.local_rope->scaling));
+  };
+  const std::string expected = rope(parse(with(plain, "rope_parameters", by_type)));
+  EXPECT_EQ(expected, "2000000 1 8 / 5000 0");
+  const json old = with(with(plain, "rope_theta", 2e6), "rope_local_base_freq", 5000);
+  EXPECT_EQ(rope(parse(with(old, "rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}))), expected) << "rope_scaling: full layers only";
+  EXPECT_EQ(rope(parse(with(old, "rope_parameters", by_type))), expected);
+  EXPECT_EQ(rope(parse(plain)), "1000000 0 1 / 10000 0");
+  EXPECT_NE(json(parse(plain).defaults).dump().find("rope_local_base_freq=10000"), std::string::npos);
+  expect_error([&] { parse(with(with(plain, "rope_theta", 5.0), "rope_parameters", by_type)); }, ErrorKind::kFormat,
+               {"rope_theta is 5", "rope_parameters.full_attention.rope_theta"});
+  expect_error([&] { parse(with(with(plain, "rope_local_base_freq", 5.0), "rope_parameters", by_type)); }, ErrorKind::kFormat,
+               {"rope_local_base_freq is 5", "rope_parameters.sliding_attention.rope_theta"});
+  expect_error([&] { parse(with(with(plain, "rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}), "rope_parameters", by_type)); },
+               ErrorKind::kFormat, {"rope_scaling", "rope_parameters.full_attention"});
+  expect_error([&] { parse(with(plain, "rope_parameters", full)); }, ErrorKind::kUnsupported, {"full_attention and sliding_attention"});
+  expect_error([&] { parse(with(plain, "rope_parameters", {{"full_attention", {{"rope_type", "yarn"}, {"factor", 2}}}})); },
+               ErrorKind::kUnsupported, {"rope_parameters.full_attention", "yarn"});
+}
+
+TEST(Gemma3Config, PatternsAndRefusals) {
+  json by_pattern = without(base("m-gemma3"), "layer_types");
+  by_pattern["num_hidden_layers"] = 7;
+  EXPECT_EQ(parse(by_pattern).sliding_window, (Windows{8, 8, 8, 8, 8, 0, 8}));
+  EXPECT_EQ(parse(with(by_pattern, "sliding_window_pattern", 3)).sliding_window, (Windows{8, 8, 0, 8, 8, 0, 8}));
+  EXPECT_EQ(parse(without(by_pattern, "sliding_window")).sliding_window, (Windows{4096, 4096, 4096, 4096, 4096, 0, 4096}));
+  expect_error([&] { parse(with(by_pattern, "sliding_window", nullptr)); }, ErrorKind::kFormat, {"sliding_window is null"});
+  expect_error([&] { parse(with(base("m-gemma3"), "sliding_window", nullptr)); }, ErrorKind::kFormat, {"layer_types[0]", "sliding_window"});
+
+  const auto refuse = [](const char* key, json value) {
+    expect_error([&] { parse(with(base("m-gemma3"), key, std::move(value))); }, ErrorKind::kUnsupported, {key});
+  };
+  refuse("attn_logit_softcapping", 50.0);
+  refuse("final_logit_softcapping", 30.0);
+  refuse("use_bidirectional_attention", true);
+  refuse("attention_k_eq_v", true);  // AR-19
+  refuse("hidden_activation", "silu");
+  EXPECT_EQ(parse(with(base("m-gemma3"), "final_logit_softcapping", 0)).n_layers, 4);
+  expect_error([&] { parse(with(base(), "hidden_act", "gelu_pytorch_tanh")); }, ErrorKind::kUnsupported, {"hidden_act", "llama"});
+}
+
+TEST(Gemma3Config, TextPartOfTheMultimodalConfiguration) {
+  // What google/gemma-3-4b-it states; the rest are the family's defaults.
+  const json text = {{"hidden_size", 2560}, {"intermediate_size", 10240}, {"model_type", "gemma3_text"}, {"num_hidden_layers", 34},
+                     {"rope_scaling", {{"factor", 8.0}, {"rope_type", "linear"}}}, {"sliding_window", 1024}};
+  const json config = {{"model_type", "gemma3"}, {"text_config", text}, {"vision_config", {{"hidden_size", 1152}}}};
+  const ModelConfig c = parse(config);
+  EXPECT_EQ(essence(c), "gemma3_text L34 C2560 F10240 V262208 P131072 q8 kv4 d256 eps1e-06 tiedtrue biasfalsefalsefalse theta1000000 "
+                        "scaling1 8 1 4 8192 windows " + json(c.sliding_window).dump());
+  EXPECT_EQ(c.sliding_window[4], 1024);
+  EXPECT_EQ(c.sliding_window[5], 0);
+  EXPECT_EQ(c.softmax_scale, 0.0625);
+  expect_error([&] { parse(without(config, "text_config")); }, ErrorKind::kFormat, {"text_config"});
+  expect_error([&] { parse(with(config, "text_config", with(text, "head_dim", "256"))); }, ErrorKind::kFormat, {"text_config.head_dim"});
+  expect_error([&] { parse(with(config, "text_config", with(text, "model_type", "qwen3"))); }, ErrorKind::kUnsupported, {"text_config", "qwen3"});
+  json untied = with(config, "tie_word_embeddings", false);
+  EXPECT_FALSE(parse(untied).tied_embedding);
+  untied["text_config"]["tie_word_embeddings"] = true;
+  expect_error([&] { parse(untied); }, ErrorKind::kFormat, {"tie_word_embeddings"});
+  expect_error([&] { parse(with(config, "quantization_config", {{"bits", 4}})); }, ErrorKind::kUnsupported, {"quantization_config"});
+}
+
+TEST(Gemma3Config, GgufKeys) {
+  weights::GgufMetadata m = gguf("gemma3");
+  m.values["gemma3.block_count"] = std::int64_t{7};
+  m.values["gemma3.attention.sliding_window"] = std::int64_t{512};
+  m.values["gemma3.rope.freq_base"] = 1e6;
+  m.values["gemma3.rope.scaling.factor"] = 8.0;
+  const ModelConfig c = model::parse_gguf_config(m);
+  EXPECT_EQ(c.sliding_window, (Windows{512, 512, 512, 512, 512, 0, 512}));
+  EXPECT_EQ(c.local_rope.value().theta, 10000.0);
+  EXPECT_EQ(c.local_rope->scaling, model::RopeScaling::kDefault);
+  EXPECT_EQ(c.rope.factor, 8.0);
+  EXPECT_EQ(c.softmax_scale, 1.0 / std::sqrt(8.0));
+  m.values["gemma3.rope.freq_base_swa"] = 2e4;
+  m.values["gemma3.attention.sliding_window_pattern"] = std::int64_t{3};
+  EXPECT_EQ(model::parse_gguf_config(m).sliding_window, (Windows{512, 512, 0, 512, 512, 0, 512}));
+  EXPECT_EQ(model::parse_gguf_config(m).local_rope->theta, 2e4);
+  m.values["gemma3.attention.sliding_window_pattern"] = std::vector<std::int64_t>{1, 0, 1, 1, 0, 0, 1};
+  EXPECT_EQ(model::parse_gguf_config(m).sliding_window, (Windows{512, 0, 512, 512, 0, 0, 512}));
+  m.values["gemma3.attention.sliding_window_pattern"] = std::vector<std::int64_t>{1, 0};
+  expect_error([&] { model::parse_gguf_config(m); }, ErrorKind::kFormat, {"sliding_window_pattern has 2 entries", "block_count is 7"});
+  m.values.erase("gemma3.attention.sliding_window_pattern");
+  m.values["gemma3.final_logit_softcapping"] = 30.0;
+  expect_error([&] { model::parse_gguf_config(m); }, ErrorKind::kUnsupported, {"final_logit_softcapping"});
+  m.values.erase("gemma3.final_logit_softcapping");
+  // The 27B model, known by its layers, scales by its hidden size per query head.
+  m.values["gemma3.block_count"] = std::int64_t{62};
+  m.values["gemma3.embedding_length"] = std::int64_t{5376};
+  m.values["gemma3.attention.head_count"] = std::int64_t{32};
+  m.values["gemma3.attention.key_length"] = std::int64_t{128};
+  EXPECT_EQ(model::parse_gguf_config(m).softmax_scale, 1.0 / std::sqrt(168.0));
+}
+
 TEST(Architectures, TableIsConsistent) {
-  EXPECT_EQ(model::supported_model_types(), "llama, mistral, qwen2, qwen3");
+  EXPECT_EQ(model::supported_model_types(), "llama, mistral, qwen2, qwen3, gemma3_text");
   for (const auto& row : model::architecture_rows()) {
     EXPECT_EQ(model::find_model_type(row.model_type), &row);
     if (*row.gguf_architecture) { EXPECT_EQ(model::find_gguf_architecture(row.gguf_architecture), &row); }
@@ -202,8 +314,15 @@ TEST(Architectures, TableIsConsistent) {
     EXPECT_EQ(row.gguf_rows_permuted, row.llamacpp_adjacent_pairs);
   }
   EXPECT_EQ(model::find_gguf_architecture(""), nullptr);
-  EXPECT_EQ(model::block_tensor_name(model::BlockPart::kKNorm, 3, false), "layers.3.self_attn.k_norm.weight");
-  EXPECT_EQ(model::block_tensor_name(model::BlockPart::kDownBias, 3, true), "blk.3.ffn_down.bias");
+  const auto name = [](const char* type, model::BlockPart part, bool gguf) {
+    return model::block_tensor_name(*model::find_model_type(type), part, 3, gguf);
+  };
+  EXPECT_EQ(name("qwen3", model::BlockPart::kKNorm, false), "layers.3.self_attn.k_norm.weight");
+  EXPECT_EQ(name("llama", model::BlockPart::kDownBias, true), "blk.3.ffn_down.bias");
+  EXPECT_EQ(name("llama", model::BlockPart::kMlpNorm, false), "layers.3.post_attention_layernorm.weight");
+  EXPECT_EQ(name("gemma3_text", model::BlockPart::kMlpNorm, false), "layers.3.pre_feedforward_layernorm.weight");
+  EXPECT_EQ(name("gemma3_text", model::BlockPart::kPostAttentionNorm, false), "layers.3.post_attention_layernorm.weight");
+  EXPECT_EQ(name("gemma3_text", model::BlockPart::kMlpNorm, true), "blk.3.ffn_norm.weight");
 }
 
 }  // namespace

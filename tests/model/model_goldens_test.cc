@@ -28,7 +28,7 @@ json golden(const std::string& name) {
 void vary_vectors(TinyModel& model) {
   for (TinyTensor& t : model.tensors) {
     if (t.shape.size() != 1) continue;
-    const double base = t.name.ends_with(".bias") ? 0.0 : 1.0;
+    const double base = t.name.ends_with(".bias") || model.gemma() ? 0.0 : 1.0;
     Rng rng = Rng::for_item(2, fnv1a64(t.name));
     for (float& v : t.values) v = static_cast<float>(base + 0.3 * rng.normal());
   }
@@ -77,6 +77,7 @@ struct Case {
   const char* rope_scaling;  // JSON, or ""
   const char* rope_theta;
   bool biases;
+  const char* query_pre_attn_scalar = "";
 };
 
 class ModelGolden : public ::testing::TestWithParam<Case> {};
@@ -100,6 +101,7 @@ TEST_P(ModelGolden, MatchesReference) {
   write_hf_folder(model, folder.path());
   if (*c.rope_scaling) patch_json_file(folder.file("config.json"), "rope_scaling", c.rope_scaling);
   if (*c.rope_theta) patch_json_file(folder.file("config.json"), "rope_theta", c.rope_theta);
+  if (*c.query_pre_attn_scalar) patch_json_file(folder.file("config.json"), "query_pre_attn_scalar", c.query_pre_attn_scalar);
   if (c.biases) {
     patch_json_file(folder.file("config.json"), "attention_bias", "true");
     patch_json_file(folder.file("config.json"), "mlp_bias", "true");
@@ -116,18 +118,37 @@ INSTANTIATE_TEST_SUITE_P(
                            R"({"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":64})",
                            "500000.0", false},
                       Case{"llama_bias", "m-llama", "", "", true}, Case{"mistral_sliding", "m-mistral", "", "", false},
-                      Case{"qwen2", "m-qwen2", "", "", false}, Case{"qwen3", "m-qwen3", "", "", false}),
+                      Case{"qwen2", "m-qwen2", "", "", false}, Case{"qwen3", "m-qwen3", "", "", false},
+                      Case{"gemma3", "m-gemma3", "", "", false},
+                      Case{"gemma3_rope_linear", "m-gemma3", R"({"rope_type":"linear","factor":8.0})", "", false, "40"}),
     [](const auto& info) { return std::string(info.param.golden); });
 
-TEST(RealModelGolden, SmolLm2MatchesReference) {
-  const char* named = std::getenv("KVCALIB_MODEL");
-  const json want = golden("smollm2");
-  std::string path = named ? named : "";
-  for (const std::string& folder : {std::string(CALIB_SOURCE_DIR) + "/models", std::string(CALIB_SOURCE_DIR) + "/build/models"})
-    if (path.empty() && std::filesystem::exists(folder + "/" + want["file"].get<std::string>())) path = folder + "/" + want["file"].get<std::string>();
-  if (path.empty()) GTEST_SKIP() << "SKIP RealModelGolden: " << want["file"] << " not found; set KVCALIB_MODEL or run scripts/demo";
+TEST(ModelGolden, GemmaFromGgufMatchesReference) {  // norms there hold 1 + w
+  TinyModel model = make_tiny_model("m-gemma3");
+  vary_vectors(model);
+  const TempFolder folder;
+  const std::string path = write_gguf(model, folder.file("m.gguf")).front();
+  const json want = golden("gemma3");
   expect_golden(run_forward(path, want["ids"].get<std::vector<text::TokenId>>()), want);
 }
+
+/// A file named by an environment variable, or one that a script left under the source or build folder; empty if there is none.
+std::string real_model(const char* variable, const std::string& file) {
+  if (const char* named = std::getenv(variable)) return named;
+  for (const char* folder : {"/models/", "/build/models/", "/demo-out/"})
+    if (const std::string path = CALIB_SOURCE_DIR + std::string(folder) + file; std::filesystem::exists(path)) return path;
+  return {};
+}
+
+void expect_real_golden(const char* name, const char* variable, const char* fetch) {
+  const json want = golden(name);
+  const std::string file = want["file"].get<std::string>(), path = real_model(variable, file);
+  if (path.empty()) GTEST_SKIP() << "SKIP RealModelGolden: " << file << " not found; set " << variable << " or run scripts/fetch_model " << fetch;
+  expect_golden(run_forward(path, want["ids"].get<std::vector<text::TokenId>>()), want);
+}
+
+TEST(RealModelGolden, SmolLm2MatchesReference) { expect_real_golden("smollm2", "KVCALIB_MODEL", "smollm2"); }
+TEST(RealModelGolden, Gemma3MatchesReference) { expect_real_golden("gemma3_270m", "KVCALIB_GEMMA_MODEL", "gemma3"); }
 
 }  // namespace
 }  // namespace calib::test

@@ -1,6 +1,8 @@
 #include "libcalib/model/streaming_model.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include <gtest/gtest.h>
 
@@ -62,7 +64,7 @@ TEST(Stories260K, GoldenIdsLikelihoodAndMaxima) {  // AR-01, GG-11
 }
 
 TEST(StreamingModel, FolderAndGgufAgreeInHuggingFaceOrder) {  // GG-11, GG-12
-  for (const char* name : {"m-llama", "m-mistral", "m-qwen2-big", "m-qwen3"}) {
+  for (const char* name : {"m-llama", "m-mistral", "m-qwen2-big", "m-qwen3", "m-gemma3"}) {
     const TinyModel tiny = make_tiny_model(name);
     const TempFolder folder;
     write_hf_folder(tiny, folder.file("hf"));
@@ -168,6 +170,83 @@ TEST(StreamingModel, PrefixesAndStorageGiveTheSameNumbers) {  // CF-03
     write_hf_folder(tiny, path, options);
     EXPECT_EQ(run_forward(path, some_ids(30)).logits, plain.logits) << prefix;
   }
+}
+
+TEST(StreamingModel, WindowsBelongToTheirLayers) {  // AR-16
+  const TempFolder folder;
+  write_hf_folder(make_tiny_model("m-gemma3"), folder.path());
+  constexpr std::int64_t kRow = 60;
+  const auto entering = [&](const Forward& f, std::size_t layer) {
+    const auto& h = f.layers[layer].hidden;
+    return std::vector<float>(h.begin() + kRow * 64, h.begin() + (kRow + 1) * 64);
+  };
+  std::vector<text::TokenId> ids = some_ids(64);
+  const Forward plain = run_forward(folder.path(), ids);
+  for (const std::int64_t distance : {8, 7}) {
+    std::vector<text::TokenId> changed = ids;
+    changed[static_cast<std::size_t>(kRow - distance)] = (changed[static_cast<std::size_t>(kRow - distance)] + 1) % 260;
+    const Forward other = run_forward(folder.path(), changed);
+    // Layer 0 slides: its 8 keys are t - 7 ... t. Layer 1 sees every token.
+    EXPECT_EQ(entering(plain, 1) == entering(other, 1), distance == 8) << distance;
+    EXPECT_NE(entering(plain, 2), entering(other, 2)) << distance;
+  }
+}
+
+TEST(StreamingModel, LayersWithAWindowHaveTheirOwnFrequencies) {
+  const TempFolder folder;
+  write_hf_folder(make_tiny_model("m-gemma3"), folder.path());
+  patch_json_file(folder.file("config.json"), "rope_scaling", R"({"rope_type":"linear","factor":8.0})");
+  const StreamingModel m = StreamingModel::open(folder.path(), {});
+  for (std::int64_t l = 0; l < 4; ++l) {
+    const LayerGeometry& g = m.layer(l);
+    EXPECT_EQ(g.sliding_window, l % 2 == 0 ? 8 : 0);
+    EXPECT_DOUBLE_EQ(g.inv_freq[1], l % 2 == 0 ? std::pow(1e4, -0.125) : std::pow(1e6, -0.125) / 8) << l;
+  }
+  EXPECT_EQ(m.identity().architecture, "gemma3_text");
+}
+
+float to_bf16(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000u;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+TEST(StreamingModel, ResidualsBeyondTheRangeOfHalfPrecision) {  // AR-22
+  TinyModel tiny = make_tiny_model("m-gemma3");
+  for (std::int64_t l = 0; l < 4; ++l) {
+    auto& norm = tiny.tensor("model.layers." + std::to_string(l) + ".post_attention_layernorm.weight").values;
+    std::fill(norm.begin(), norm.end(), 30000.0f);
+  }
+  const TempFolder folder;
+  HfOptions bf16;
+  bf16.dtype = "BF16";
+  write_hf_folder(tiny, folder.file("bf16"), bf16);
+  for (TinyTensor& t : tiny.tensors)
+    for (float& v : t.values) v = to_bf16(v);
+  write_hf_folder(tiny, folder.file("f32"));
+  const Forward a = run_forward(folder.file("bf16"), some_ids(40)), b = run_forward(folder.file("f32"), some_ids(40));
+  EXPECT_GT(absmax(a.layers[3].hidden), 65504);
+  expect_same(a, b, 1e-6);
+  model::ModelOptions options;
+  options.dtype = "bf16";
+  const Forward narrow = run_forward(StreamingModel::open(folder.file("bf16"), options), some_ids(40));
+  EXPECT_GT(absmax(narrow.layers[3].hidden), 65504);
+  for (const Forward* f : {&a, &narrow})
+    for (const float v : f->logits) ASSERT_TRUE(std::isfinite(v));
+  EXPECT_LT(relative_difference(narrow.logits, a.logits), 0.1);
+}
+
+TEST(StreamingModel, WarnsWhereAFamilyNeedsBosAndGetsNone) {
+  const TempFolder folder;
+  write_gguf(make_tiny_model("m-gemma3"), folder.file("m.gguf"));  // tok-byte sets none
+  std::vector<std::string> warnings;
+  LogSink log;
+  log.warning = [&](const std::string& text) { warnings.push_back(text); };
+  StreamingModel::open(folder.file("m.gguf"), {}).load_tokenizer(log);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("BOS"), std::string::npos) << warnings[0];
 }
 
 TEST(StreamingModel, DevicesAndDtypes) {

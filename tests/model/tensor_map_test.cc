@@ -81,6 +81,23 @@ TEST(TensorMap, LayerCountsMustAgree) {  // CF-08
   expect_error([&] { map(folder.path()); }, ErrorKind::kMismatch, {"layer 3", "num_hidden_layers is 3"});
 }
 
+TEST(TensorMap, GemmaNormsAndVisionTensors) {
+  TinyModel tiny = make_tiny_model("m-gemma3");
+  tiny.tensors.push_back({"vision_tower.x.weight", {4}, std::vector<float>(4)});
+  const TempFolder folder;
+  HfOptions options;
+  options.prefix = "language_model.model.";
+  write_hf_folder(tiny, folder.path(), options);
+  const Mapped m = map(folder.path());
+  const auto name = [&](BlockPart part) { return m.map.blocks[2][static_cast<std::size_t>(part)]->name; };
+  EXPECT_EQ(name(BlockPart::kMlpNorm), "language_model.model.layers.2.pre_feedforward_layernorm.weight");
+  EXPECT_EQ(name(BlockPart::kPostAttentionNorm), "language_model.model.layers.2.post_attention_layernorm.weight");
+  EXPECT_EQ(name(BlockPart::kPostMlpNorm), "language_model.model.layers.2.post_feedforward_layernorm.weight");
+  EXPECT_EQ(m.map.head, m.map.embedding);
+  EXPECT_EQ(m.notes.size(), 1u);
+  EXPECT_NE(m.notes.front().find("vision_tower.x.weight"), std::string::npos);
+}
+
 TEST(TensorMap, ABiasThatTheConfigurationDeniesIsAnError) {
   TinyModel tiny = make_tiny_model("m-llama");
   tiny.tensors.push_back({"model.layers.0.self_attn.k_proj.bias", {32}, std::vector<float>(32)});

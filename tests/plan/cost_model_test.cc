@@ -75,6 +75,14 @@ TEST(CostModel, MemoryFormulas) {
   const LayerGeometry sliding = layer(64, 2, 512);
   EXPECT_EQ(layer_bytes(sliding, s, s, 0, at(512)), layer_bytes(sliding, s, s, 0, at(4096)));
   EXPECT_EQ(cache_elements({sliding, layer(64, 2)}, at(4096)), 2 * 64 * 2 * (512 + 4096));
+  // m-gemma3: layers sliding, full, sliding, full; window 8; 2 KV heads of 16 channels. 16 bits and nothing else at 4,096 tokens.
+  const std::vector<LayerGeometry> gemma = {layer(16, 2, 8), layer(16, 2), layer(16, 2, 8), layer(16, 2)};
+  EXPECT_EQ(cache_elements(gemma, at(4096)), 2 * 2 * 16 * (2 * 8 + 2 * 4096));
+  const kvrt::Scheme bf16 = quant::parse_scheme("bf16");
+  for (const std::int64_t context : {64, 4096, 8192}) {
+    EXPECT_EQ(layer_bytes(gemma[0], bf16, bf16, 0, at(context, 0)), 2 * 64 * 2 * 16 * 2 + 128) << "one page of 64 holds the 8 tokens; K pages of a sliding layer carry positions";
+    EXPECT_EQ(layer_bytes(gemma[1], bf16, bf16, 0, at(context, 0)), 2 * context * 2 * 16 * 2);
+  }
   // Batch multiplies.
   Accounting eight = at(1000);
   eight.batch = 8;

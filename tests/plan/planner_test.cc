@@ -127,7 +127,7 @@ TEST(Planner, MissingConstantsAreNamed) {
   sens::SensResult sens = synthetic_sens(tiny_model(2), {"fp8e4m3.head"}, {0}, [](int, Side) { return 1.0; });
   sens.params.erase("1/v/fp8e4m3.head");
   try {
-    search_plan(sens, {}, request("16"));
+    search_plan(sens, {}, request("9"));
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kMismatch);

@@ -42,6 +42,44 @@ TEST(Verify, EachClaimIsChecked) {
   EXPECT_THAT(broken([](Plan& p) { p.fallback.front().bytes = 1; }), Contains(HasSubstr("rung 0")));
 }
 
+TEST(Verify, LaddersAreNested) {
+  const Plan plan = good_plan();
+  ASSERT_GE(plan.fallback.size(), 2u);
+  const auto broken = [&](const std::function<void(Plan&)>& change) {
+    Plan copy = plan;
+    change(copy);
+    return verify_plan(copy);
+  };
+  const RungChange first = plan.fallback[0].changes.at(0);
+  EXPECT_THAT(broken([&](Plan& p) { p.fallback[1].changes = {{first.layer, first.side, quant::parse_scheme("int2.token.g")}}; }), Contains(HasSubstr("is lowered from 8 to 2 bits")));
+  EXPECT_THAT(broken([&](Plan& p) { p.fallback[0].changes = {first, first}; }), Contains(HasSubstr("is changed twice")));
+  EXPECT_THAT(broken([&](Plan& p) { p.fallback[0].changes.push_back(plan.fallback[1].changes.at(0)); }), Contains(HasSubstr("changes 2 units, a tenth is 1")));
+  EXPECT_THAT(broken([&](Plan& p) { p.fallback[0].changes[0].layer = 7; }), Contains(HasSubstr("layer 7")));
+  EXPECT_THAT(broken([&](Plan& p) { p.fallback[0].changes[0].scheme = quant::parse_scheme("fp8e4m3.head"); }), Contains(HasSubstr("needs constants")));
+  EXPECT_THAT(broken([&](Plan& p) { p.fallback[1].bytes = p.fallback[0].bytes; }), Contains(HasSubstr("rung 1")));
+}
+
+TEST(Verify, RestrictionsOfTheRequestHold) {
+  const auto broken = [&](const std::function<void(Restrictions&)>& change) {
+    Plan plan = good_plan();
+    change(plan.request.restrictions);
+    return verify_plan(plan);
+  };
+  EXPECT_THAT(broken([](Restrictions& r) { r.k = {"bf16"}; }), Contains(HasSubstr("layer 0 K")));
+  EXPECT_THAT(broken([](Restrictions& r) { r.v = {"bf16"}; }), Contains(HasSubstr("layer 2 V")));
+  EXPECT_THAT(broken([](Restrictions& r) { r.skip_layers = {1}; }), Contains(HasSubstr("layer 1")));
+  Plan plan = good_plan();
+  plan.layers[1].k.scheme = quant::parse_scheme("bf16");
+  plan.layers[1].k.params = {};
+  plan.request.restrictions.same_kv = plan.request.restrictions.one_pair = true;
+  EXPECT_THAT(verify_plan(plan), Contains(HasSubstr("the request wants one scheme")));
+  EXPECT_THAT(verify_plan(plan), Contains(HasSubstr("the request wants one pair")));
+  plan.layers[2].v.scheme = quant::parse_scheme("fp8e4m3.head");
+  plan.request.restrictions = {};
+  plan.request.restrictions.arch = "sm_80";
+  EXPECT_THAT(verify_plan(plan), Contains(HasSubstr("sm_80 has no FP8")));
+}
+
 TEST(Verify, StaticScalesMustBePositive) {
   Plan plan = good_plan();
   UnitPlan& unit = plan.layers[0].v;

@@ -1,10 +1,16 @@
 #include "libcalib/quant/calibrated_params.h"
 
+#include <cmath>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/codec/hadamard.h"
 #include "layer_stats.h"
+#include "libcalib/base/rng.h"
+#include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scheme.h"
+#include "libcalib/quant/unit_moments.h"
 
 namespace calib::quant {
 namespace {
@@ -173,13 +179,172 @@ TEST(CalibratedParams, Nvfp4TakesTheAbsmaxOfTheUnit) {
   EXPECT_THAT(fit_params(parse_scheme("nvfp4"), Side::kV, nothing, kSinks).clip_hi, testing::ElementsAre(2688.0f));
 }
 
+Error refusal(const char* text, Side side, const stats::LayerStats& stats, std::int64_t plan_sinks = kSinks) {
+  try {
+    fit_params(parse_scheme(text), side, stats, plan_sinks);
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << text;
+  return Error(ErrorKind::kInternal, "", "not refused");
+}
+
 TEST(CalibratedParams, NotOfferedIsUnsupported) {
-  for (const char* text : {"nuq4.token.g", "nuq3.channel.static.pre", "int4.channel.static.out1", "int4.head.had", "int4.token.g.center.clip"}) {
-    try {
-      fit_params(parse_scheme(text), Side::kK, layer(), kSinks);
-      ADD_FAILURE() << text;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kUnsupported) << text;
+  const stats::LayerStats stats = layer();
+  EXPECT_EQ(refusal("int4.token.g.lowrank8", Side::kK, stats).kind(), ErrorKind::kUnsupported);
+  // Rotated sinks are in no covariance.
+  const Error e = refusal("int4.head.had", Side::kK, stats, 0);
+  EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+  EXPECT_THAT(e.what(), HasSubstr("--sinks 0"));
+}
+
+TEST(CalibratedParams, ValuesWithoutTheOutputMomentNeedANewerFile) {
+  for (const char* text : {"int4.token.g.ef", "nuq4.token.g", "int3.token.g32.clip"}) {
+    const Error e = refusal(text, Side::kV, layer());
+    EXPECT_EQ(e.kind(), ErrorKind::kVersion) << text;
+    EXPECT_THAT(e.what(), HasSubstr("run kvcalib again")) << text;
+  }
+}
+
+/// Normal data whose channels differ, and an output projection that sees channel 1 of every head much more than the others.
+stats::LayerStats normal_layer(double tail = 0, bool with_rope = true) {
+  LayerGeometry g = quant_test::geometry();
+  if (!with_rope) g.rotary_dim = 0, g.rope_style = RopeStyle::kNone;
+  for (int p = 0; p < 32; ++p) g.inv_freq.push_back(std::pow(10000.0, -p / 32.0));
+  Rng rng(9);
+  const auto value = [&](std::int64_t, int, int c) {
+    const double spike = tail > 0 && rng.uniform() < 0.01 ? tail : 1.0;
+    return static_cast<float>((1 + c % 4) * (rng.normal() * spike + 0.5));
+  };
+  stats::LayerStats stats = quant_test::layer_stats(g, kSinks, 1500, value, value, value);
+  stats.output_moment.assign(2 * 64 * 64, 0.0);
+  for (std::size_t h = 0; h < 2; ++h)
+    for (std::size_t c = 0; c < 64; ++c) stats.output_moment[(h * 64 + c) * 64 + c] = c == 1 ? 100.0 : 1.0;
+  return stats;
+}
+
+// G24: what one alpha for all groups of N(0,1) comes to.
+TEST(CalibratedParams, ClipKeepsTheShareThatCostsLeast) {
+  const stats::LayerStats stats = normal_layer();
+  struct Row { const char* scheme; float low, high; };
+  for (const Row& r : {Row{"int2.channel.g128.pre.clip", .55f, .70f}, Row{"int3.channel.g64.pre.clip", .80f, .90f}, Row{"int4.channel.g32.pre.clip", .95f, 1.0f},
+                       Row{"int8.channel.g32.pre.clip", 1.0f, 1.0f}}) {
+    std::vector<std::string> why;
+    const SchemeParams p = fit_params(parse_scheme(r.scheme), Side::kK, stats, kSinks, &why, 512);
+    ASSERT_EQ(p.clip_alpha.size(), 1u);
+    EXPECT_GE(p.clip_alpha[0], r.low - 0.001f) << r.scheme;
+    EXPECT_LE(p.clip_alpha[0], r.high + 0.001f) << r.scheme;
+    EXPECT_THAT(why, testing::ElementsAre(HasSubstr("clip: "))) << r.scheme;
+  }
+  // The alpha of a scheme with feedback is that without it, and feedback is fitted all the same.
+  const SchemeParams with = fit_params(parse_scheme("int3.channel.g64.pre.clip.ef"), Side::kK, stats, kSinks, nullptr, 512);
+  EXPECT_EQ(with.clip_alpha, fit_params(parse_scheme("int3.channel.g64.pre.clip"), Side::kK, stats, kSinks, nullptr, 512).clip_alpha);
+  EXPECT_EQ(with.ef_order.size(), 128u);
+  // Static ranges are stored as they are left: about the mean, 2 bits of about 1500 normal values by channel.
+  const SchemeParams whole = fit_params(parse_scheme("int2.channel.static.pre"), Side::kK, stats, kSinks), clipped = fit_params(parse_scheme("int2.channel.static.pre.clip"), Side::kK, stats, kSinks, nullptr, 512);
+  EXPECT_TRUE(clipped.clip_alpha.empty());
+  for (std::size_t i = 0; i < 128; ++i) {
+    const double mean = stats.k_pre.body.moments[i].mean, share = (clipped.clip_hi[i] - mean) / (whole.clip_hi[i] - mean);
+    EXPECT_NEAR(share, (mean - clipped.clip_lo[i]) / (mean - whole.clip_lo[i]), 1e-4);
+    EXPECT_LE(share, 0.71);
+    EXPECT_GE(share, 0.39);
+  }
+}
+
+TEST(CalibratedParams, PercentilesAreTheThresholdsWithOutliers) {
+  const stats::LayerStats stats = normal_layer(8);
+  for (const auto& [text, tail] : {std::pair("int4.channel.static.pre.out1", 0.005), {"int4.channel.static.pre.out2", 0.01}, {"int4.channel.static.pre.out0.5", 0.0025}}) {
+    const SchemeParams p = fit_params(parse_scheme(text), Side::kK, stats, kSinks);
+    for (int c = 0; c < 64; ++c) {
+      EXPECT_FLOAT_EQ(p.clip_lo[static_cast<std::size_t>(64 + c)], static_cast<float>(stats.k_pre.body.quantile(1, c, tail))) << text;
+      EXPECT_FLOAT_EQ(p.clip_hi[static_cast<std::size_t>(64 + c)], static_cast<float>(stats.k_pre.body.quantile(1, c, 1 - tail))) << text;
+    }
+  }
+  // After RoPE slow pairs, which 100 positions do not turn once, are bounded by their norm at every position; fast ones keep percentiles.
+  const SchemeParams post = fit_params(parse_scheme("int4.channel.static.out1"), Side::kK, stats, kSinks, nullptr, 100);
+  EXPECT_FLOAT_EQ(post.clip_hi[0], static_cast<float>(stats.k_post.body.quantile(0, 0, 0.995)));
+  EXPECT_FLOAT_EQ(post.clip_hi[31], stats.pair_absmax[31]);
+}
+
+TEST(CalibratedParams, PairedThresholdsAreOneRange) {
+  const stats::LayerStats stats = normal_layer();
+  const SchemeParams p = fit_params(parse_scheme("int8.channel.static.pre.pair"), Side::kK, stats, kSinks), alone = fit_params(parse_scheme("int8.channel.static.pre"), Side::kK, stats, kSinks);
+  for (std::size_t c = 0; c < 32; ++c) {
+    EXPECT_EQ(p.clip_hi[c], std::max(alone.clip_hi[c], alone.clip_hi[c + 32]));
+    EXPECT_EQ(p.clip_hi[c + 32], p.clip_hi[c]);
+    EXPECT_EQ(p.clip_lo[c + 32], std::min(alone.clip_lo[c], alone.clip_lo[c + 32]));
+  }
+}
+
+double cost_of(const char* text, Side side, const stats::LayerStats& stats, const std::vector<float>& x) {
+  const kvrt::Scheme scheme = parse_scheme(text);
+  const SchemeParams p = fit_params(scheme, side, stats, kSinks, nullptr, 512);
+  std::vector<float> out(x.size());
+  ThreadPool pool(1);
+  fake_quant_document(scheme, side, stats.geometry(), p, 0, false, static_cast<std::int64_t>(x.size()) / 128, x.data(), out.data(), pool);
+  const std::vector<double> weights = channel_weights(stats, side, scheme, 512);
+  double cost = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) cost += weights[i % 128] * (static_cast<double>(out[i]) - x[i]) * (static_cast<double>(out[i]) - x[i]);
+  return cost;
+}
+
+/// Fresh rows of normal_layer()'s distribution.
+std::vector<float> fresh_rows(double tail, std::uint64_t seed) {
+  Rng rng(seed);
+  std::vector<float> x(256 * 128);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double spike = tail > 0 && rng.uniform() < 0.01 ? tail : 1.0;
+    x[i] = static_cast<float>((1 + i % 4) * (rng.normal() * spike + 0.5));
+  }
+  return x;
+}
+
+// A fitted codebook is worth more than evenly spaced codes on the same ranges, and outliers more still where there are any.
+TEST(CalibratedParams, CodebooksBeatEvenCodesOnFreshData) {
+  const stats::LayerStats stats = normal_layer(), heavy = normal_layer(8);
+  const std::vector<float> x = fresh_rows(0, 77), spiked = fresh_rows(8, 78);
+  struct Row { const char *book, *even; Side side; };
+  for (const Row& r : {Row{"nuq3.channel.static.pre", "int3.channel.static.pre", Side::kK}, Row{"nuq3.token.g", "int3.token.g", Side::kV},
+                       Row{"nuq2.token.g", "int2.token.g", Side::kV}, Row{"nuq4.token.g", "int4.token.g", Side::kK}, Row{"nuq3.token.g.center.smooth", "int3.token.g.center.smooth", Side::kK}}) {
+    EXPECT_LT(cost_of(r.book, r.side, stats, x), 0.9 * cost_of(r.even, r.side, stats, x)) << r.book;
+  }
+  EXPECT_LT(cost_of("nuq3.channel.static.pre.out2", Side::kK, heavy, spiked), 0.3 * cost_of("nuq3.channel.static.pre", Side::kK, heavy, spiked));
+  EXPECT_LT(cost_of("nuq3.token.g.out2", Side::kV, heavy, spiked), 0.6 * cost_of("nuq3.token.g", Side::kV, heavy, spiked));
+}
+
+TEST(CalibratedParams, FeedbackOnValuesMeetsTheOutputProjection) {
+  const stats::LayerStats stats = normal_layer();
+  const SchemeParams p = fit_params(parse_scheme("int4.token.g.ef"), Side::kV, stats, kSinks);
+  EXPECT_EQ(p.ef_order[0], 1.0f);  // the channel that the projection sees most is coded first
+  EXPECT_EQ(p.ef_order[64], 1.0f);
+  EXPECT_EQ(p.ef_u.size(), 2u * 64 * 65 / 2);
+}
+
+// Static integers over a rotation: ranges that fresh rotated rows fill and hardly leave.
+TEST(CalibratedParams, RotatedIntegerRangesFollowTheCovariance) {
+  const stats::LayerStats stats = normal_layer(0, false);  // the keys of this layer are the same before and after RoPE
+  const std::vector<float> x = fresh_rows(0, 79);
+  for (const char* text : {"int8.head.had", "int8.tensor.had", "int8.head.center.had", "int8.channel.static.had", "int8.head.smooth.had"}) {
+    for (const Side side : {Side::kK, Side::kV}) {
+      if (side == Side::kV && parse_scheme(text).smooth) continue;
+      const SchemeParams p = fit_params(parse_scheme(text), side, stats, kSinks, nullptr, 1500);
+      std::int64_t beyond = 0;
+      double largest = 0;
+      for (std::size_t row = 0; row < x.size() / 64; ++row) {
+        std::vector<float> y(64);
+        for (std::size_t c = 0; c < 64; ++c) {
+          const std::size_t i = row % 2 * 64 + c;
+          y[c] = (x[row * 64 + c] - (p.mean.empty() ? 0 : p.mean[i])) / (p.smooth.empty() ? 1 : p.smooth[i]);
+        }
+        kvrt::hadamard_rotate(kvrt::hadamard_order(64), y.data(), 64, false);
+        for (std::size_t c = 0; c < 64; ++c) {
+          const std::size_t at = p.clip_lo.size() == 1 ? 0 : p.clip_lo.size() == 2 ? row % 2 : row % 2 * 64 + c;
+          beyond += y[c] < p.clip_lo[at] || y[c] > p.clip_hi[at];
+          largest = std::max(largest, static_cast<double>(y[c] / (y[c] < 0 ? p.clip_lo[at] : p.clip_hi[at])));
+        }
+      }
+      EXPECT_LT(static_cast<double>(beyond) / static_cast<double>(x.size()), 1e-3) << text;
+      EXPECT_GT(largest, 0.6) << text;
     }
   }
 }

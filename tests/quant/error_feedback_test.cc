@@ -10,6 +10,7 @@
 #include "libcalib/quant/calibrated_params.h"
 #include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scheme.h"
+#include "libcalib/quant/unit_moments.h"
 
 namespace calib::quant {
 namespace {
@@ -166,7 +167,7 @@ TEST(ErrorFeedback, MomentsFollowTheSchemesCoordinates) {
   for (int p = 0; p < 32; ++p) g.inv_freq.push_back(std::pow(10000.0, -p / 32.0));
   const auto value = [](std::int64_t t, int h, int c) { return static_cast<float>(std::sin(0.1 * static_cast<double>(t * (c + 1) + h))); };
   const stats::LayerStats stats = quant_test::layer_stats(g, 4, 200, value, value, value);
-  const std::vector<double> m = key_error_moment(stats, 1, parse_scheme("int4.token.g.ef"), nullptr, 100);
+  const std::vector<double> m = error_moment(stats, Side::kK, 1, parse_scheme("int4.token.g.ef"), nullptr, 100);
   EXPECT_EQ(m, stats.query_moment.matrix(1));
   const auto trace = [](const std::vector<double>& a) {
     double sum = 0;
@@ -174,10 +175,10 @@ TEST(ErrorFeedback, MomentsFollowTheSchemesCoordinates) {
     return sum;
   };
   // A rotation keeps the trace; so does RoPE, whose queries here are the same before and after.
-  EXPECT_NEAR(trace(key_error_moment(stats, 1, parse_scheme("int4.token.g.had.ef"), nullptr, 100)), trace(m), 1e-4 * trace(m));
-  EXPECT_NEAR(trace(key_error_moment(stats, 1, parse_scheme("int4.token.g.pre.ef"), nullptr, 100)), trace(m), 1e-4 * trace(m));
+  EXPECT_NEAR(trace(error_moment(stats, Side::kK, 1, parse_scheme("int4.token.g.had.ef"), nullptr, 100)), trace(m), 1e-4 * trace(m));
+  EXPECT_NEAR(trace(error_moment(stats, Side::kK, 1, parse_scheme("int4.token.g.pre.ef"), nullptr, 100)), trace(m), 1e-4 * trace(m));
   const std::vector<float> smooth(64, 3.0f);
-  EXPECT_NEAR(trace(key_error_moment(stats, 1, parse_scheme("int4.token.g.smooth.ef"), smooth.data(), 100)), 9 * trace(m), 1e-4 * trace(m));
+  EXPECT_NEAR(trace(error_moment(stats, Side::kK, 1, parse_scheme("int4.token.g.smooth.ef"), smooth.data(), 100)), 9 * trace(m), 1e-4 * trace(m));
   const SchemeParams p = fit_params(parse_scheme("int4.channel.g32.pre.ef"), Side::kK, stats, 4, nullptr, 100);
   EXPECT_EQ(p.ef_u.size(), 2u * 64 * 65 / 2);
   EXPECT_EQ(p.ef_order.size(), 128u);
@@ -208,7 +209,7 @@ TEST(ErrorFeedback, FittedConstantsLowerTheCostOfStoredKeys) {
     double cost_with = 0, cost_without = 0;
     for (int h = 0; h < 2; ++h) {
       // Decoded values are the model's own coordinates, without the rotation.
-      const std::vector<double> moment = key_error_moment(stats, h, parse_scheme(parse_scheme(r.with).pre ? "int4.token.g.pre" : "int4.token.g"), nullptr, 100);
+      const std::vector<double> moment = error_moment(stats, Side::kK, h, parse_scheme(parse_scheme(r.with).pre ? "int4.token.g.pre" : "int4.token.g"), nullptr, 100);
       const auto of_head = [&](const std::vector<float>& v) {
         std::vector<float> rows;
         for (std::size_t t = 0; t < 64; ++t)
@@ -227,7 +228,7 @@ TEST(ErrorFeedback, MomentBeforeRopeIsTheMeanOverDistances) {
   for (int p = 0; p < 4; ++p) g.inv_freq.push_back(std::pow(100.0, -p / 4.0));
   const auto value = [](std::int64_t t, int, int c) { return static_cast<float>(std::sin(0.3 * static_cast<double>(t + c))); };
   const stats::LayerStats stats = quant_test::layer_stats(g, 0, 50, value, value, value);
-  const std::vector<double> m = key_error_moment(stats, 0, parse_scheme("int4.channel.g32.pre.ef"), nullptr, 1);  // distance 1 only
+  const std::vector<double> m = error_moment(stats, Side::kK, 0, parse_scheme("int4.channel.g32.pre.ef"), nullptr, 1);  // distance 1 only
   // error^T m error = sum over heads of E (q0 . R_1^T error)^2, R_1 the rotation by one token.
   std::vector<double> error(8), back(8);
   for (int i = 0; i < 8; ++i) error[static_cast<std::size_t>(i)] = std::cos(i);

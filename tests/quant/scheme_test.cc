@@ -49,7 +49,7 @@ TEST(Scheme, ShapesAgainstTheModel) {
 }
 
 TEST(Scheme, NotOfferedIsUnsupportedAndNamed) {
-  for (const char* text : {"nuq4.token.g", "nuq3.channel.static.pre.out1", "int4.token.g32.clip", "int4.channel.g32.pair", "int4.token.g.lowrank8"}) {
+  for (const char* text : {"int4.token.g.lowrank8", "lm4.token.g.lowrank32"}) {
     const Error e = error_of([&] { check_scheme(parse_scheme(text), quant_test::geometry(2, 128), Side::kK); });
     EXPECT_EQ(e.kind(), ErrorKind::kUnsupported) << text;
     EXPECT_EQ(exit_code(e.kind()), 7);
@@ -57,19 +57,35 @@ TEST(Scheme, NotOfferedIsUnsupportedAndNamed) {
   }
 }
 
-TEST(Scheme, FeedbackIsOfferedOnKeys) {
-  check_scheme(parse_scheme("int4.channel.g64.pre.ef"), quant_test::geometry(), Side::kK);
-  const Error e = error_of([&] { check_scheme(parse_scheme("int4.token.g.ef"), quant_test::geometry(), Side::kV); });
-  EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
-  EXPECT_THAT(e.what(), HasSubstr("'ef'"));
+TEST(Scheme, TheOtherFp8EncodingIsUnsupported) {  // CASES.md QZ-08
+  const std::function<void()> calls[] = {[] { parse_scheme("fp8e4m3fnuz.head"); }, [] { resolve_candidates("fp8e4m3fnuz.head"); }, [] { resolve_preset("fp8e4m3fnuz.head", 64); },
+                                         [] { resolve_preset("bf16:fp8e5m2fnuz.tensor", 64); }};
+  for (const auto& call : calls) {
+    const Error e = error_of(call);
+    EXPECT_EQ(exit_code(e.kind()), 7);
+    EXPECT_THAT(e.what(), HasSubstr("another encoding than fp8e"));
+  }
+}
+
+TEST(Scheme, PairsNeedRopeThatMapsGroupsOntoGroups) {
+  check_scheme(parse_scheme("int4.channel.g64.pre.clip.out1.pair.ef"), quant_test::geometry(), Side::kK);
+  check_scheme(parse_scheme("int4.token.g32.pair"), quant_test::geometry(), Side::kK);
+  check_scheme(parse_scheme("int4.token.g.ef"), quant_test::geometry(), Side::kV);
+  LayerGeometry partial = quant_test::geometry();
+  partial.rotary_dim = 48;
+  const Error e = error_of([&] { check_scheme(parse_scheme("int4.token.g32.pair"), partial, Side::kK); });
+  EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+  EXPECT_THAT(e.what(), HasSubstr("groups of 32"));
+  partial.rope_style = RopeStyle::kNone;
+  EXPECT_THAT(error_of([&] { check_scheme(parse_scheme("int4.channel.g32.pair"), partial, Side::kK); }).what(), HasSubstr("`pair` needs RoPE"));
 }
 
 TEST(Presets, WhatThisVersionOffers) {
-  for (const Preset& p : presets()) {
-    const bool needs_codebooks = p.name.rfind("kvquant", 0) == 0;
-    EXPECT_EQ(missing_part(p).empty(), !needs_codebooks) << p.name << ": " << missing_part(p);
-  }
-  EXPECT_THAT(missing_part(*std::find_if(presets().begin(), presets().end(), [](const Preset& p) { return p.name == "kvquant4"; })), HasSubstr("codebook"));
+  for (const Preset& p : presets()) EXPECT_EQ(missing_part(p), "") << p.name;
+  Preset missing;
+  missing.name = "narrow", missing.k = "bf16", missing.v = "int4.token.g.lowrank8";
+  EXPECT_THAT(missing_part(missing), HasSubstr("lowrank8"));
+  EXPECT_EQ(error_of([&] { check_offered(missing); }).kind(), ErrorKind::kUnsupported);
 }
 
 TEST(Presets, EveryNameResolvesAndParses) {

@@ -91,6 +91,22 @@ TEST(Evaluate, WindowsProtect) {
   EXPECT_NEAR(r.contenders[2].total.kld.mean, r.contenders[3].total.kld.mean, 0.5 * r.contenders[3].total.kld.mean);
 }
 
+// Layers of which every visible key is exact lose what BF16 does, whatever their scheme: only full layers are coded here.
+TEST(Evaluate, MixedSlidingAndFullLayers) {
+  OpenModel m(test::make_tiny_model("m-gemma3"));
+  const auto documents = random_documents(3, 90, 256);
+  ParamsProvider none = no_params();
+  const auto contender = [&](const char* k) { return uniform_contender(std::string(k) + ":bf16", m.model.identity(), {4, 16}, none); };
+  Contender sliding_coded = contender("bf16"), full_coded = contender("bf16");
+  const Contender coded = contender("int2.token.g");
+  for (std::size_t l = 0; l < 4; ++l) (l % 2 == 0 ? sliding_coded : full_coded).layers[l] = coded.layers[l];
+  sliding_coded.header.name = "sliding", full_coded.header.name = "full";
+  const EvalResult r = evaluate_all(m.model, documents, {"bf16:bf16"}, false, {sliding_coded, full_coded});
+  ASSERT_EQ(r.contenders.size(), 3u);
+  EXPECT_NEAR(r.contenders[0].total.kld.mean, r.contenders[2].total.kld.mean, 1e-3 * r.contenders[2].total.kld.mean);
+  EXPECT_GT(r.contenders[1].total.kld.mean, 100 * r.contenders[2].total.kld.mean);
+}
+
 TEST(Evaluate, EffectiveBitsCountWhatTheRuntimeAllocates) {
   OpenModel m(test::make_tiny_model("m-llama"));
   const Contender c = uniform_contender("bf16:bf16", m.model.identity(), {0, 0}, no_params());

@@ -117,7 +117,7 @@ TEST_P(Alignment, LabelsDependOnSeedDocumentAndDrawOnly) {
   EXPECT_EQ(a.d_hidden[0].slice(0, 0, kSinks).abs().max().item<float>(), 0.0f);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Alignment, testing::Values("m-llama", "m-mistral", "m-qwen2-big", "m-qwen3"));
+INSTANTIATE_TEST_SUITE_P(Models, Alignment, testing::Values("m-llama", "m-mistral", "m-qwen2-big", "m-qwen3", "m-gemma3"));
 
 }  // namespace
 }  // namespace calib::sens

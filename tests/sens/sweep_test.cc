@@ -61,6 +61,26 @@ TEST(Sweep, FullWindowScoresOnlyTheRounding) {
     }
 }
 
+// SN-05: errors past the border of a sliding window are like those before it, in layers with and without one.
+TEST(Sweep, BucketsBeyondTheSlidingWindow) {
+  test::TinyModel tiny = test::make_tiny_model("m-gemma3");
+  tiny.sliding_window = 256;
+  OpenModel m(tiny);
+  const SensResult r = sweep(m.model, random_documents(1, 1024, 256), {{"int8.token.g"}, {"int8.token.g"}, {}},
+                             options_of({"fisher_vec", "attn_kl", "attn_out"}, {0}));
+  ASSERT_EQ(r.n_buckets, 3);  // 0-256, 256-512, 512-1024
+  for (const auto& [name, table] : r.scores)
+    for (std::size_t u = 0; u < r.units.size(); ++u) {
+      if (name == "attn_kl" && r.units[u].side == Side::kV) continue;
+      const double* bucket = table.by_bucket.data() + r.index(u, 0, 0) * 3;
+      EXPECT_GT(bucket[0], 0);
+      for (const int late : {1, 2}) {
+        EXPECT_GT(bucket[late], 0) << name << " unit " << u;
+        EXPECT_LE(bucket[late], 2 * bucket[0]) << name << " unit " << u;
+      }
+    }
+}
+
 // Keys only, and a gain that grows with the error: none to speak of at 8 bits.
 TEST(Sweep, SoftmaxGainScalesTheWholeKeyTable) {
   OpenModel m(test::make_tiny_model("m-llama"));

@@ -78,7 +78,7 @@ void add_tokenizer(GgufWriter& out, const TinyModel& m) {
 }
 
 void add_model_keys(GgufWriter& out, const TinyModel& m, const GgufOptions& options) {
-  const std::string arch = m.model_type == "mistral" ? "llama" : m.model_type;
+  const std::string arch = m.model_type == "mistral" ? "llama" : m.gemma() ? "gemma3" : m.model_type;
   const auto u32 = [&](const std::string& key, std::int64_t v) { out.add<std::uint32_t>(arch + key, static_cast<std::uint32_t>(v)); };
   out.add<std::string>("general.architecture", arch);
   out.add<std::string>("general.name", "tiny " + m.model_type);
@@ -93,6 +93,10 @@ void add_model_keys(GgufWriter& out, const TinyModel& m, const GgufOptions& opti
     u32(".attention.value_length", m.head_dim);
   }
   if (m.sliding_window > 0) u32(".attention.sliding_window", m.sliding_window);
+  if (m.gemma()) {
+    u32(".attention.sliding_window_pattern", 2);
+    out.add<float>(arch + ".rope.freq_base_swa", static_cast<float>(m.local_rope_theta));
+  }
   out.add<float>(arch + ".attention.layer_norm_rms_epsilon", static_cast<float>(m.rms_eps));
   if (arch == "llama") u32(".rope.dimension_count", m.head_dim);
   if (options.write_rope_theta) out.add<float>(arch + ".rope.freq_base", static_cast<float>(m.rope_theta));
@@ -142,7 +146,8 @@ std::string ids_text(const std::vector<std::int32_t>& ids) {
 
 std::string config_json(const TinyModel& m) {
   const std::map<std::string, std::string> classes = {{"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"},
-                                                      {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}};
+                                                      {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"},
+                                                      {"gemma3_text", "Gemma3ForCausalLM"}};
   Json c = {{"architectures", {classes.at(m.model_type)}}, {"model_type", m.model_type}, {"hidden_size", m.hidden},
             {"intermediate_size", m.intermediate}, {"num_hidden_layers", m.n_layers}, {"num_attention_heads", m.n_q_heads},
             {"num_key_value_heads", m.n_kv_heads}, {"hidden_act", "silu"}, {"max_position_embeddings", m.max_positions},
@@ -153,6 +158,17 @@ std::string config_json(const TinyModel& m) {
   if (m.model_type == "mistral") c["sliding_window"] = m.sliding_window;
   if (m.model_type == "llama" || m.model_type == "qwen3") c["attention_bias"] = false;
   if (m.model_type == "qwen2" || m.model_type == "qwen3") c["use_sliding_window"] = false;
+  if (m.gemma()) {
+    c.erase("hidden_act");
+    c["hidden_activation"] = "gelu_pytorch_tanh";
+    c["attention_bias"] = false;
+    c["query_pre_attn_scalar"] = m.head_dim;
+    c["rope_local_base_freq"] = m.local_rope_theta;
+    c["sliding_window"] = m.sliding_window;
+    c["attn_logit_softcapping"] = nullptr;
+    c["final_logit_softcapping"] = nullptr;
+    for (std::int64_t l = 0; l < m.n_layers; ++l) c["layer_types"].push_back(m.layer_slides(l) ? "sliding_attention" : "full_attention");
+  }
   return c.dump(2);
 }
 
@@ -187,14 +203,17 @@ void write_hf_folder(const TinyModel& m, const std::string& folder, const HfOpti
   write_file(folder + "/model.safetensors.index.json", Json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}.dump(2));
 }
 
-std::string gguf_name(const std::string& hf_name) {
+std::string gguf_name(const std::string& hf_name, bool gemma) {
+  if (gemma && hf_name.ends_with("post_attention_layernorm.weight"))
+    return "blk." + hf_name.substr(13, hf_name.find('.', 13) - 13) + ".post_attention_norm.weight";
   static const std::map<std::string, std::string> whole = {
       {"model.embed_tokens.weight", "token_embd.weight"}, {"model.norm.weight", "output_norm.weight"}, {"lm_head.weight", "output.weight"}};
   static const std::map<std::string, std::string> parts = {
       {"input_layernorm", "attn_norm"}, {"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
       {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
       {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"}, {"mlp.gate_proj", "ffn_gate"},
-      {"mlp.up_proj", "ffn_up"}, {"mlp.down_proj", "ffn_down"}};
+      {"mlp.up_proj", "ffn_up"}, {"mlp.down_proj", "ffn_down"}, {"pre_feedforward_layernorm", "ffn_norm"},
+      {"post_feedforward_layernorm", "post_ffw_norm"}};
   if (const auto it = whole.find(hf_name); it != whole.end()) return it->second;
   const std::string rest = hf_name.substr(std::string("model.layers.").size());
   const auto dot = rest.find('.'), last = rest.rfind('.');
@@ -215,8 +234,10 @@ std::vector<std::string> write_gguf(const TinyModel& m, const std::string& path,
   };
   for (const TinyTensor& t : m.tensors) {
     const bool turn = permuted && (t.name.find("self_attn.q_proj") != std::string::npos || t.name.find("self_attn.k_proj") != std::string::npos);
-    put(parts[static_cast<std::size_t>(shard_of(m, t.name, options.n_splits))], gguf_name(t.name), t.shape,
-        turn ? adjacent_pairs(t, m.head_dim) : t.values, options.f16_weights && t.shape.size() > 1);
+    std::vector<float> values = turn ? adjacent_pairs(t, m.head_dim) : t.values;
+    if (m.gemma() && t.name.ends_with("norm.weight"))
+      for (float& w : values) w += 1.0f;
+    put(parts[static_cast<std::size_t>(shard_of(m, t.name, options.n_splits))], gguf_name(t.name, m.gemma()), t.shape, values, options.f16_weights && t.shape.size() > 1);
   }
   for (const TinyTensor& t : options.extra) put(parts.back(), t.name, t.shape, t.values, false);
 

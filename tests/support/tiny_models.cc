@@ -31,9 +31,11 @@ void add(TinyModel& m, const std::string& name, std::vector<std::int64_t> shape)
   TinyTensor t{name, std::move(shape), {}};
   const auto n = static_cast<std::size_t>(count(t.shape));
   if (t.shape.size() == 1) {
-    t.values.assign(n, ends_with(name, ".bias") ? 0.0f : 1.0f);
+    t.values.assign(n, ends_with(name, ".bias") || m.gemma() ? 0.0f : 1.0f);
   } else {
-    const double scale = name == "model.embed_tokens.weight" ? 1.0 : 1.0 / std::sqrt(static_cast<double>(t.shape[1]));
+    // Embedding rows of gemma are scaled up when they are read; tied to the head, rows of unit elements would drown everything else.
+    const bool unit = name == "model.embed_tokens.weight" && !m.gemma();
+    const double scale = unit ? 1.0 : 1.0 / std::sqrt(static_cast<double>(t.shape[1]));
     Rng rng = Rng::for_item(kSeed, fnv1a64(name));
     t.values.resize(n);
     for (float& v : t.values) v = static_cast<float>(rng.normal() * scale);
@@ -43,7 +45,7 @@ void add(TinyModel& m, const std::string& name, std::vector<std::int64_t> shape)
 
 void add_all(TinyModel& m) {
   const std::int64_t q = m.n_q_heads * m.head_dim, kv = m.n_kv_heads * m.head_dim;
-  const bool biases = m.model_type == "qwen2", head_norms = m.model_type == "qwen3";
+  const bool biases = m.model_type == "qwen2", head_norms = m.model_type == "qwen3" || m.gemma();
   add(m, "model.embed_tokens.weight", {m.vocab, m.hidden});
   for (std::int64_t l = 0; l < m.n_layers; ++l) {
     const std::string p = fmt::format("model.layers.{}.", l);
@@ -62,6 +64,10 @@ void add_all(TinyModel& m) {
     }
     add(m, p + "self_attn.o_proj.weight", {m.hidden, q});
     add(m, p + "post_attention_layernorm.weight", {m.hidden});
+    if (m.gemma()) {
+      add(m, p + "pre_feedforward_layernorm.weight", {m.hidden});
+      add(m, p + "post_feedforward_layernorm.weight", {m.hidden});
+    }
     add(m, p + "mlp.gate_proj.weight", {m.intermediate, m.hidden});
     add(m, p + "mlp.up_proj.weight", {m.intermediate, m.hidden});
     add(m, p + "mlp.down_proj.weight", {m.hidden, m.intermediate});
@@ -115,6 +121,11 @@ TinyModel make_tiny_model(const std::string& name) {
     m.model_type = "qwen3";
     m.n_layers = 3, m.n_q_heads = 4, m.n_kv_heads = 2, m.head_dim = 32;
     m.explicit_head_dim = true;
+  } else if (name == "m-gemma3") {
+    m.model_type = "gemma3_text";
+    m.n_q_heads = 4, m.n_kv_heads = 2, m.head_dim = 16;
+    m.sliding_window = 8, m.rope_theta = 1e6;
+    m.tied = m.explicit_head_dim = true;
   } else {
     throw std::runtime_error("no standard model " + name);
   }

@@ -27,20 +27,23 @@ struct TinyTensor {
 };
 
 struct TinyModel {
-  std::string model_type;            ///< llama, mistral, qwen2, qwen3
+  std::string model_type;            ///< llama, mistral, qwen2, qwen3, gemma3_text
   std::int64_t n_layers = 0, hidden = 64, n_q_heads = 0, n_kv_heads = 0, head_dim = 0, intermediate = 128, vocab = 260;
   std::int64_t max_positions = 4096, sliding_window = 0;
-  double rms_eps = 1e-6, rope_theta = 10000;
+  double rms_eps = 1e-6, rope_theta = 10000, local_rope_theta = 10000;
   bool tied = false;                 ///< no lm_head.weight: the head shares the embedding
   bool explicit_head_dim = false;    ///< config.json states head_dim
   bool ids_tokenizer = false;        ///< tok-ids(vocab) instead of tok-byte
   std::vector<TinyTensor> tensors;   ///< embedding, layers in order, norm, head
 
+  bool gemma() const { return model_type == "gemma3_text"; }
+  bool layer_slides(std::int64_t l) const { return sliding_window > 0 && (!gemma() || l % 2 == 0); }
   TinyTensor& tensor(const std::string& name);
   const TinyTensor& tensor(const std::string& name) const;
 };
 
-/// m-llama, m-mistral (m-llama with model_type mistral and sliding_window 8), m-qwen2, m-qwen2-big, m-qwen3.
+/// m-llama, m-mistral (m-llama with model_type mistral and sliding_window 8), m-qwen2, m-qwen2-big, m-qwen3, m-gemma3 (sliding, full,
+/// sliding, full; window 8; RoPE theta 1e6 and 10000 in sliding layers; tied; norm weights 0, which the family reads as 1).
 TinyModel make_tiny_model(const std::string& name);
 /// The trained stories260K, restored (../shared/data/README.md) and put into Hugging Face order; tied, RMS epsilon 1e-5,
 /// 512 positions. Empty without the shared file; throws if the restored bytes do not have the documented sha256.
@@ -73,11 +76,11 @@ struct GgufOptions {
   std::vector<std::string> omit;     ///< GGUF names left out
 };
 /// llama and mistral: architecture "llama" with rows of q and k permuted inside each head from half-split to adjacent pairs.
-/// mistral states llama.attention.sliding_window. tok-byte becomes tokenizer model "gpt2", tok-ids model "llama" (one
+/// mistral states llama.attention.sliding_window. gemma3_text: architecture "gemma3", norm weights plus 1. tok-byte becomes tokenizer model "gpt2", tok-ids model "llama" (one
 /// character a piece, equal scores, no space prefix, no automatic BOS). Returns the paths written.
 std::vector<std::string> write_gguf(const TinyModel& model, const std::string& path, const GgufOptions& options = {});
-/// blk.0.attn_q.weight for model.layers.0.self_attn.q_proj.weight, …
-std::string gguf_name(const std::string& hf_name);
+/// blk.0.attn_q.weight for model.layers.0.self_attn.q_proj.weight, …; post_attention_layernorm is another norm in gemma3_text.
+std::string gguf_name(const std::string& hf_name, bool gemma = false);
 
 /// N bytes of random lower-case words of 2 to 8 letters, single spaces, a newline after every 12th word, seed 3.
 std::string txt(std::size_t n_bytes);

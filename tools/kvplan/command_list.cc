@@ -18,6 +18,10 @@ int run_list(const KvplanOptions& options, const Invocation& call, Progress&) {
       if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}{}\n", p.name, p.k, p.v, p.n_sinks, p.window, reason.empty() ? "" : "  not offered by this version");
       out["presets"].push_back({{"name", p.name}, {"k", p.k}, {"v", p.v}, {"sinks", p.n_sinks}, {"window", p.window}, {"offered", reason.empty()}});
     }
+    for (const quant::NamedOnly& n : quant::presets_by_name_only()) {
+      if (!call.json) fmt::print("{:<20}  {}\n", n.name, n.reason);
+      out["presets"].push_back({{"name", n.name}, {"offered", false}, {"reason", n.reason}});
+    }
     if (!call.json) fmt::print("\n");
   }
   if (all || options.what == "candidates") {

@@ -11,6 +11,9 @@
 namespace calib::tools {
 
 int run_memory(const KvplanOptions& options, const Invocation& call, Progress& progress) {
+  const int n_given = !options.plan.empty() + !options.model.empty() + !options.stats.empty();
+  if (n_given != 1) fail(ErrorKind::kUsage, "kvplan memory", "needs one of PLAN, --model and --stats");
+  if (options.plan.empty()) return run_memory_of_model(options, call, progress);
   const plan::Plan plan = artifacts::read_plan(options.plan, progress.sink());
   std::vector<std::int64_t> contexts;
   for (const std::string& text : options.contexts) contexts.push_back(parse_integer("--contexts", text, 1, std::int64_t{1} << 32));

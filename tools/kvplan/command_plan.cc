@@ -29,7 +29,7 @@ void check_target(const KvplanOptions& o) {
       if (o.target == name) fail(ErrorKind::kUnsupported, "--target " + o.target, "planning for this runtime is not offered by this version; use native");
     fail(ErrorKind::kUsage, "--target " + to_valid_utf8(o.target), "unknown; known: native, {}", fmt::join(kOtherTargets, ", "));
   }
-  if (!o.arch.empty()) fail(ErrorKind::kUnsupported, "--arch", "planning for a device capability is not offered by this version; leave it out");
+  plan::check_arch(o.arch);
   if (o.page_tokens != 32 && o.page_tokens != 64 && o.page_tokens != 128) fail(ErrorKind::kUsage, "--page-tokens", "is {}, expected 32, 64 or 128", o.page_tokens);
 }
 
@@ -70,6 +70,29 @@ void check_limits(const KvplanOptions& o) {
   if (n > 1) fail(ErrorKind::kUsage, "kvplan", "{} contradict each other; give one of them", given);
 }
 
+plan::Restrictions restrictions_of(const KvplanOptions& o) {
+  plan::Restrictions r;
+  r.k = plan::scheme_list(o.allow_k, "--allow-k");
+  r.v = plan::scheme_list(o.allow_v, "--allow-v");
+  r.same_kv = o.same_kv;
+  r.one_pair = o.one_pair;
+  for (const std::string& text : o.skip_layers) {
+    const int layer = static_cast<int>(parse_integer("--skip-layers", text, 0, 1 << 20));
+    if (std::find(r.skip_layers.begin(), r.skip_layers.end(), layer) != r.skip_layers.end()) fail(ErrorKind::kUsage, "--skip-layers " + text, "given twice; name each layer once");
+    r.skip_layers.push_back(layer);
+  }
+  std::sort(r.skip_layers.begin(), r.skip_layers.end());
+  r.arch = o.arch;
+  return r;
+}
+
+/// Tokens that stay exact must leave some to compress.
+void check_exact_tokens(std::int64_t sinks, std::int64_t window, std::int64_t context) {
+  if (sinks + window >= context)
+    fail(ErrorKind::kUsage, "--sinks, --window", "{} sinks and a window of {} cover all {} tokens of --context: nothing would be compressed; take fewer, or a longer --context", sinks,
+         window, context);
+}
+
 plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
   if (o.stats.empty()) fail(ErrorKind::kUsage, "--uniform " + to_valid_utf8(o.uniform), "needs --stats with a file made by kvcalib: it names the model and holds the numbers to calibrate with");
   if (!o.sens.empty()) fail(ErrorKind::kUsage, "--sens", "is not used by --uniform; leave it out");
@@ -82,6 +105,15 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<
   if (!pair && (o.sinks >= 0 || o.window >= 0)) fail(ErrorKind::kUsage, "--sinks, --window", "preset {} brings its own ({} and {}); write {}:{} to choose", preset.name, preset.n_sinks, preset.window, preset.k, preset.v);
   if (o.sinks >= 0) preset.n_sinks = o.sinks;
   if (o.window >= 0) preset.window = o.window;
+  check_exact_tokens(preset.n_sinks, preset.window, o.context);
+  plan::Restrictions restrictions = restrictions_of(o);
+  restrictions.arch.clear();
+  if (restrictions.any()) fail(ErrorKind::kUsage, plan::restrictions_text(restrictions), "restricts a search; --uniform says what every layer takes, leave it out");
+  for (const std::string* scheme : {&preset.k, &preset.v})
+    if (const std::string missing = plan::missing_on_arch(o.arch, quant::parse_scheme(*scheme).format); !missing.empty()) {
+      progress.warning(fmt::format("{}: {} asked for all the same; {}", o.uniform, *scheme, missing));
+      break;
+    }
   plan::Accounting accounting;
   accounting.context_tokens = o.context;
   accounting.batch = o.batch;
@@ -100,6 +132,7 @@ plan::SearchRequest search_request(const KvplanOptions& o) {
   request.accounting.page_tokens = static_cast<int>(o.page_tokens);
   request.seed = static_cast<std::uint64_t>(o.seed);
   request.limits.window_per_layer = o.window_per_layer;
+  request.restrictions = restrictions_of(o);
   if (!o.budget.empty()) {
     request.limits.budget = plan::parse_budget(o.budget);
     request.limit_text = o.budget;
@@ -123,6 +156,7 @@ plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector
   if (o.sinks >= 0 || o.window >= 0) fail(ErrorKind::kUsage, "--sinks, --window", "belong to --uniform; a searched plan takes both from the scores");
   const plan::SearchRequest request = search_request(o);
   const sens::SensResult sens = artifacts::read_sens_file(o.sens);
+  if (!sens.windows.empty()) check_exact_tokens(sens.n_sinks, *std::min_element(sens.windows.begin(), sens.windows.end()), o.context);
   plan::EvidenceByLayer evidence;
   if (!o.stats.empty()) {
     LayerSource source(o.stats);
@@ -154,6 +188,8 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
   }
   fmt::print("{}\n", headline(plan));
   if (const std::string line = prediction_line(plan); !line.empty()) fmt::print("{}\n", line);
+  for (const plan::Reason& step : plan.decision)
+    if (step.rule == "bf16" || step.rule == "margin") fmt::print("{}\n", to_valid_utf8(step.text));
   if (!plan.baselines.empty()) {
     fmt::print("\nthe same budget spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
     fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->score);
@@ -182,9 +218,6 @@ int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress)
   plan::Plan plan = o.uniform.empty() ? make_searched(o, progress, parents) : make_uniform(o, progress, parents);
   if (const std::vector<std::string> problems = plan::verify_plan(plan); !problems.empty())
     throw Error(ErrorKind::kInternal, "kvplan", "the plan does not hold when counted again", problems);
-  if (const double bits = plan.summary.effective_bits * static_cast<double>(plan.request.budget_bytes) / static_cast<double>(plan.summary.bytes);
-      !o.budget.empty() && bits >= 16)
-    progress.warning(fmt::format("the budget is {:.2f} effective bits and plain 16-bit storage takes 16: nothing needs to be compressed", bits));
   plan.provenance = {"kvplan", version(), call.argv, call.started_utc, call.seconds(), static_cast<std::uint64_t>(o.seed), "cpu", "fp64", parents};
   if (!o.dry_run) artifacts::write_plan(plan, o.output);
   print_plan(plan, o.dry_run ? "" : o.output, call);

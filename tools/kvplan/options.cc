@@ -14,6 +14,10 @@ void add_plan_argument(CLI::App& app, std::string& plan) {
   app.add_option("plan", plan, "Plan to read")->type_name("PLAN")->group("Input")->required();
 }
 
+void add_list(CLI::App& app, const char* name, std::vector<std::string>& values, const char* help, const char* group, const char* type_name) {
+  app.add_option(name, values, help)->delimiter(',')->type_name(type_name)->group(group);
+}
+
 CLI::App* add_command(CLI::App& app, KvplanOptions& o, const char* name, const char* help, KvplanOptions::Command command) {
   CLI::App* sub = app.add_subcommand(name, help);
   sub->callback([&o, command] { o.command = command; });
@@ -37,8 +41,13 @@ void declare_plan(CLI::App& app, KvplanOptions& o) {
   add_integer(app, "--window", o.window, -1, kMostTokens, "Exact newest tokens of a KSCHEME:VSCHEME pair, -1 = 128; presets bring their own", "Search");
   add_integer(app, "--page-tokens", o.page_tokens, 32, 128, "Tokens of a page: 32, 64 or 128", "Search");
   add_integer(app, "--seed", o.seed, 0, INT64_MAX, "Seed of the random baseline", "Search");
-  add_text(app, "--target", o.target, "Runtime to plan for", "Search", "NAME");
-  add_text(app, "--arch", o.arch, "Device capability to plan for (not offered by this version)", "Search", "sm_NN");
+  add_text(app, "--target", o.target, "Runtime to plan for", "Target", "NAME");
+  add_text(app, "--arch", o.arch, "Device capability to plan for: formats without instructions there are left out", "Target", "sm_NN");
+  add_list(app, "--allow-k", o.allow_k, "Schemes that K may take, of those scored", "Target", "S,S...");
+  add_list(app, "--allow-v", o.allow_v, "Schemes that V may take, of those scored", "Target", "S,S...");
+  add_flag(app, "--same-kv", o.same_kv, "One scheme for K and V of a layer", "Target");
+  add_flag(app, "--one-pair", o.one_pair, "One (K, V) pair for all layers", "Target");
+  add_list(app, "--skip-layers", o.skip_layers, "Layers kept in bf16", "Target", "L,L...");
   add_flag(app, "--dry-run", o.dry_run, "Search and print, but write nothing", "Diagnostics");
 }
 
@@ -60,9 +69,13 @@ void declare_kvplan(CLI::App& app, KvplanOptions& o) {
   CLI::App* diff = add_command(app, o, "diff", "What differs between two plans", KvplanOptions::Command::kDiff);
   add_plan_argument(*diff, o.plan);
   diff->add_option("other", o.other_plan, "Plan to compare with")->type_name("PLAN")->group("Input")->required();
-  CLI::App* memory = add_command(app, o, "memory", "Bytes of a plan at several context lengths", KvplanOptions::Command::kMemory);
-  add_plan_argument(*memory, o.plan);
-  memory->add_option("--contexts", o.contexts, "Context lengths, separated by commas")->delimiter(',')->type_name("T,T...")->group("Budget");
+  CLI::App* memory = add_command(app, o, "memory", "Bytes of a plan at several context lengths, or of every preset for a model", KvplanOptions::Command::kMemory);
+  memory->add_option("plan", o.plan, "Plan to read")->type_name("PLAN")->group("Input");
+  add_text(*memory, "--model", o.model, "Model whose presets to count: a folder or config.json, or a GGUF file; weights are not read", "Input", "PATH");
+  add_text(*memory, "--stats", o.stats, "Statistics that name the model instead", "Input", "FILE");
+  memory->add_option("--contexts", o.contexts, "Context lengths of a plan, separated by commas")->delimiter(',')->type_name("T,T...")->group("Budget");
+  add_integer(*memory, "--context", o.context, 1, kMostTokens, "Context length for a model", "Budget");
+  add_integer(*memory, "--page-tokens", o.page_tokens, 32, 128, "Tokens of a page: 32, 64 or 128, for a model", "Budget");
   add_integer(*memory, "--batch", o.batch, 1, 1 << 20, "Sequences", "Budget");
   CLI::App* list = add_command(app, o, "list", "Presets and the default candidates", KvplanOptions::Command::kList);
   list->add_option("what", o.what, "presets, candidates or all")->type_name("WHAT")->group("Input");

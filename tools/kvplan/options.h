@@ -22,6 +22,8 @@ struct KvplanOptions {
   std::int64_t context = 8192, batch = 1, page_tokens = 64, seed = 0;
   std::int64_t sinks = -1, window = -1;  ///< of KSCHEME:VSCHEME pairs; -1 = default
   bool window_per_layer = false, dry_run = false;
+  std::vector<std::string> allow_k, allow_v, skip_layers;
+  bool same_kv = false, one_pair = false;
 
   // show, explain, check, diff, memory
   std::string plan, other_plan;

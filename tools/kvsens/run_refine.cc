@@ -38,6 +38,7 @@ plan::SearchRequest request_of(const plan::Plan& plan) {
   request.limits.profile = r.profile;
   request.limits.window_per_layer = r.window_per_layer;
   request.limits.max_score = r.max_kl;
+  request.restrictions = r.restrictions;
   return request;
 }
 

@@ -25,6 +25,12 @@ class CheckGates(unittest.TestCase):
     def test_each_limit(self):
         self.assertEqual(self.complaints({"spill": 8}), ["kernel on sm_90: 8 bytes of spill"])
         self.assertEqual(self.complaints({"stack": 16}), ["kernel on sm_90: 16 bytes of stack"])
+        declared = copy.deepcopy(MEASURED)
+        declared["sm_90"]["kernel"]["stack"] = 24
+        allowed = {"kernel": BASELINE["kernel"] | {"stack": 16}}
+        self.assertEqual(check_gates.check(declared, PTX, allowed), ["kernel on sm_90: 24 bytes of stack, at most 16"])
+        declared["sm_90"]["kernel"]["stack"] = 16
+        self.assertEqual(check_gates.check(declared, PTX, allowed), [])
         self.assertEqual(self.complaints({"registers": 129}), ["kernel on sm_90: 129 registers, at most 128"])
         self.assertEqual(self.complaints({"shared": 4097}), ["kernel on sm_90: 4097 shared, at most 4096"])
         self.assertEqual(self.complaints(opcodes={"mma": 106}), ["kernel: 106 mma instructions, 100 in the baseline"])

@@ -41,12 +41,16 @@ DeviceProblem::DeviceProblem(const testing::DecodeProblem& problem, int n_copies
       throw std::runtime_error("a segment points outside the problem's memory");
     };
     const auto segment_base = static_cast<std::int32_t>(segments.size());
-    const auto row_base = static_cast<std::int32_t>(copy * problem.n_rows());
+    const auto row_base = static_cast<std::int32_t>(copy * 2 * problem.n_rows());  // queries come in two frames
     const auto chunk_base = static_cast<std::int64_t>(chunks.size());
     for (Segment s : problem.segments()) {
       s.k.pool = static_cast<const std::uint8_t*>(on_device(s.k.pool));
       s.v.pool = static_cast<const std::uint8_t*>(on_device(s.v.pool));
       s.pages = static_cast<const std::int32_t*>(on_device(s.pages));
+      for (SegmentSide* side : {&s.k, &s.v}) {
+        if (side->mean) side->mean = static_cast<const float*>(on_device(side->mean));
+        if (side->codec.channel_ranges) side->codec.channel_ranges = static_cast<const StaticRange*>(on_device(side->codec.channel_ranges));
+      }
       segments.push_back(s);
     }
     for (DecodeChunk c : problem.chunks()) c.segment += segment_base, c.row += row_base, chunks.push_back(c);
@@ -69,16 +73,18 @@ DeviceProblem::DeviceProblem(const testing::DecodeProblem& problem, int n_copies
   decode_.n_chunks = static_cast<std::int64_t>(chunks.size());
   decode_.n_query_heads = problem.spec().n_query_heads, decode_.head_dim = problem.spec().head_dim;
   decode_.partials = {allocate(chunks.size() * heads), allocate(chunks.size() * heads), allocate(chunks.size() * heads * dim)};
+  decode_.soft_cap = problem.soft_cap(), decode_.max_chunk_tiles = problem.max_chunk_tiles();
+  if (problem.path() == DecodePath::kTwoPass) decode_.scores = allocate(static_cast<std::size_t>(score_floats(decode_)));
   combine_.partials = decode_.partials;
   combine_.first_chunk = arrays_[upload(first_chunk)].as<std::int64_t>();
   combine_.n_rows = problem.n_rows() * n_copies;
   combine_.n_query_heads = decode_.n_query_heads, combine_.head_dim = decode_.head_dim, combine_.n_kv_heads = problem.spec().n_kv_heads;
-  combine_.out = allocate(static_cast<std::size_t>(combine_.n_rows) * heads * dim);
+  combine_.out.data = allocate(static_cast<std::size_t>(combine_.n_rows) * heads * dim);
   combine_.log_sum_exp = allocate(static_cast<std::size_t>(combine_.n_rows) * heads);
 }
 
 void DeviceProblem::launch(cudaStream_t stream) const {
-  check(decode_cuda(decode_, problem_.k_family(), problem_.v_family(), stream));
+  check(decode_cuda(decode_, problem_.unit(), problem_.path(), stream));
   check(combine_cuda(combine_, stream));
 }
 
@@ -94,7 +100,7 @@ testing::DecodeResult DeviceProblem::result() const {
   testing::DecodeResult result;
   result.out.resize(rows * heads * static_cast<std::size_t>(decode_.head_dim)), result.log_sum_exp.resize(rows * heads);
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  check(cudaMemcpy(result.out.data(), combine_.out, result.out.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  check(cudaMemcpy(result.out.data(), combine_.out.data, result.out.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
   check(cudaMemcpy(result.log_sum_exp.data(), combine_.log_sum_exp, result.log_sum_exp.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
   return result;
 }

@@ -1,6 +1,6 @@
 // What scripts/gpu_check.sh runs on a machine with a GPU: decode on the device against the double reference, graph capture against
 // direct launches, time and bandwidth. Writes one JSON object to standard output, progress to standard error.
-// Usage: gpu_check [--seconds LIMIT]. Exit 0 all inside their tolerance, 1 otherwise, 77 no device.
+// Usage: gpu_check [--seconds LIMIT] [--goldens FILE]. Exit 0 all inside their tolerance, 1 otherwise, 77 no device.
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 
+#include "tests/kernels/gpu/context_check.h"
 #include "tests/kernels/gpu/device_problem.h"
 
 namespace kvrt::gpu {
@@ -101,6 +103,47 @@ bool compare(const Families& f, int head_dim, int heads, bool is_first) {
   return is_right;
 }
 
+/// Contexts: append in bulk and one by one, decode, directly and from a graph, against ref on this machine and the committed goldens.
+bool compare_contexts(const char* goldens_path) {
+  std::ifstream file(goldens_path, std::ios::binary);
+  const std::vector<testing::ContextResult> goldens = testing::read_goldens(file);
+  if (goldens.empty()) std::fprintf(stderr, "no goldens in %s\n", goldens_path);
+  bool is_right = !goldens.empty();
+  for (std::size_t i = 0; i < testing::context_specs().size() && is_right; ++i) {
+    const testing::ContextSpec& spec = testing::context_specs()[i];
+    testing::ContextResult reference, direct, captured;
+    const Stream stream;
+    const auto run_directly = [&](const std::function<Status(void*)>& calls) {
+      const Status status = calls(stream.stream);
+      check(cudaStreamSynchronize(stream.stream), "cudaStreamSynchronize");
+      return status;
+    };
+    const auto run_captured = [&](const std::function<Status(void*)>& calls) {
+      Status status;
+      const Graph graph(stream.stream, [&] { status = calls(stream.stream); });
+      graph.run(stream.stream);
+      check(cudaStreamSynchronize(stream.stream), "cudaStreamSynchronize");
+      return status;
+    };
+    check(testing::run_context(spec, KVRT_BACKEND_REF, &reference));
+    const Status status = testing::run_context(spec, KVRT_BACKEND_CUDA, &direct, run_directly);
+    double worst = 0, worst_golden = 0;
+    std::string verdict = status.ok() ? "" : status.text();
+    if (verdict.empty()) verdict = testing::compare_contexts(reference, direct, &worst);
+    if (verdict.empty()) verdict = testing::compare_contexts(goldens[i], direct, &worst_golden);
+    if (verdict.empty()) {
+      check(testing::run_context(spec, KVRT_BACKEND_CUDA, &captured, run_captured));
+      if (captured.out != direct.out || captured.log_sum_exp != direct.log_sum_exp || captured.pages[1][0] != direct.pages[1][0]) verdict = "the graph gives other results";
+    }
+    for (char& c : verdict) c = c == '"' || c == '\\' ? ' ' : c;
+    is_right = is_right && verdict.empty();
+    std::printf("%s    {\"case\": \"%s\", \"error_over_tolerance\": %.4g, \"error_over_tolerance_of_goldens\": %.4g, \"verdict\": \"%s\", \"reason\": \"%s\"}",
+                i == 0 ? "" : ",\n", testing::name_of(spec).c_str(), worst, worst_golden, verdict.empty() ? "pass" : "fail", verdict.c_str());
+    std::fprintf(stderr, "context %s: %s\n", testing::name_of(spec).c_str(), verdict.empty() ? "pass" : verdict.c_str());
+  }
+  return is_right;
+}
+
 void time_shape(const Families& f, int kv_heads, int heads, std::int64_t length, const cudaDeviceProp& device, double peak, bool is_first) {
   testing::DecodeSpec spec;
   spec.n_kv_heads = kv_heads, spec.n_query_heads = heads, spec.has_reference = false;
@@ -133,7 +176,7 @@ int attribute(cudaDeviceAttr what) {
   return value;
 }
 
-int run(double seconds) {
+int run(double seconds, const char* goldens) {
   int n_devices = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&n_devices); error != cudaSuccess || n_devices == 0) {
     std::fprintf(stderr, "SKIPPED: no CUDA driver (%s)\n", cudaGetErrorString(error));
@@ -159,6 +202,8 @@ int run(double seconds) {
       for (const int heads : {1, 3, 4, 8, 16}) is_right &= compare(f, head_dim, heads, is_first), is_first = false;
     }
   }
+  std::printf("\n  ],\n  \"contexts\": [\n");
+  is_right &= compare_contexts(goldens);
   std::printf("\n  ],\n  \"times\": [\n");
   const int shapes[][2] = {{8, 4}, {1, 8}, {4, 8}, {32, 1}, {2, 16}};
   const Families headline[] = {{"bf16", "bf16"}, {"int8.token.g", "int8.token.g"}, {"int4.token.g", "int4.token.g"}, {"int4.token.g64", "int4.token.g32"}};
@@ -183,9 +228,13 @@ int run(double seconds) {
 
 int main(int argc, char** argv) {
   double seconds = 120;
-  if (argc == 3 && std::strcmp(argv[1], "--seconds") == 0) seconds = std::atof(argv[2]);
+  const char* goldens = "context_goldens.bin";
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--seconds") == 0) seconds = std::atof(argv[i + 1]);
+    if (std::strcmp(argv[i], "--goldens") == 0) goldens = argv[i + 1];
+  }
   try {
-    return kvrt::gpu::run(seconds);
+    return kvrt::gpu::run(seconds, goldens);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "gpu_check: %s\n", e.what());
     return 1;

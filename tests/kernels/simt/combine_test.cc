@@ -23,7 +23,7 @@ struct Merge {
     args.partials = {m.data(), l.data(), o.data()};
     args.first_chunk = first_chunk.data(), args.n_rows = static_cast<std::int64_t>(first_chunk.size()) - 1;
     args.n_query_heads = 1, args.head_dim = 2, args.n_kv_heads = 1, args.sink_logit = sink_logit;
-    args.out = out.data(), args.log_sum_exp = log_sum_exp.data();
+    args.out.data = out.data(), args.log_sum_exp = log_sum_exp.data();
     const Executor executor(Settings{});
     const Status s = combine_cuda(args, nullptr);
     ASSERT_TRUE(s.ok()) << s.text();

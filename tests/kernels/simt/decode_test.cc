@@ -14,9 +14,19 @@ namespace {
 struct Families {
   const char *k, *v;
 };
+void PrintTo(const Families& f, std::ostream* out) { *out << f.k << " " << f.v; }
+// Every fused pair of families, every format and granularity on both sides.
 constexpr Families kFamilies[] = {
-    {"int4.token.g", "int4.token.g"},     {"int4.token.g64", "int4.token.g32"}, {"bf16", "bf16"}, {"fp16", "fp16"},
-    {"int8.token.g", "int8.token.g"},     {"int8.token.g32", "int8.token.g64"}, {"int8.token.g", "int4.token.g"},
+    {"int4.token.g", "int4.token.g"},         {"int4.token.g64", "int4.token.g32"},       {"bf16", "bf16"},
+    {"fp16", "fp16"},                         {"int8.token.g", "int8.token.g"},           {"int8.token.g32", "int8.token.g64"},
+    {"int8.token.g", "int4.token.g"},         {"fp8e4m3.tensor", "fp8e4m3.head"},         {"fp8e4m3.token.g", "fp8e4m3.token.g"},
+    {"fp8e4m3.token.g32", "fp8e4m3.token.g32"}, {"fp8e4m3.head", "int4.channel.static"},  {"int4.channel.g64", "int3.token.g"},
+    {"int4.head", "int2.token.g"},            {"int3.token.g", "int3.token.g"},           {"int3.token.g16", "int2.token.g16"},
+    {"int3.channel.g64", "int3.channel.g64"}, {"int2.token.g32", "int2.token.g32"},       {"int2.channel.g32", "int2.channel.g32"},
+    {"sint8.token.g", "sint8.token.g"},       {"sint8.tensor", "sint4.token.g16"},        {"sint4.token.g32", "sint4.tensor"},
+    {"nuq4.token.g", "nuq4.token.g"},         {"nuq4.channel.static", "lm4.token.g"},     {"lm4.token.g64", "int4.token.g8"},
+    {"nuq3.channel.static", "nuq3.token.g"}, {"lm3.token.g", "lm2.token.g"},            {"nuq3.token.g", "nuq2.token.g"},
+    {"int8.channel.static", "int8.channel.g32"}, {"int3.tensor", "int3.channel.static"},
 };
 
 class Decode : public ::testing::TestWithParam<std::tuple<Families, int>> {};
@@ -58,11 +68,64 @@ std::string name_of(const ::testing::TestParamInfo<std::tuple<Families, int>>& i
 }
 INSTANTIATE_TEST_SUITE_P(Families, Decode, ::testing::Combine(::testing::ValuesIn(kFamilies), ::testing::Values(64, 128)), name_of);
 
+// Families apart: scores of each key family with any values, outputs of each value family with any keys.
+constexpr Families kTwoPass[] = {
+    {"bf16", "int3.token.g"}, {"fp8e4m3.token.g", "bf16"}, {"fp16", "nuq3.token.g"}, {"int8.channel.g64", "lm2.token.g32"}, {"int4.token.g8", "fp16"},
+    {"int3.token.g", "fp8e4m3.token.g"}, {"int2.token.g", "int8.token.g"}, {"nuq4.token.g", "int2.channel.static"}, {"lm3.token.g", "nuq4.channel.static"},
+    {"lm2.token.g", "int4.token.g"}, {"nuq2.channel.static", "sint8.head"}, {"int2.channel.g32", "lm4.token.g"},
+};
+class DecodeTwoPass : public ::testing::TestWithParam<std::tuple<Families, int>> {};
+
+TEST_P(DecodeTwoPass, LengthsSegmentsAndHeads) {
+  const auto [families, head_dim] = GetParam();
+  for (const std::int64_t n : {1, 17, 64, 129}) {
+    for (const int heads : {3, 9}) {
+      DecodeSpec spec;
+      spec.head_dim = head_dim, spec.n_kv_heads = 1, spec.n_query_heads = heads, spec.tiles_a_chunk = 3;
+      spec.sequences = {{{"bf16", "bf16", 4, 16}, {families.k, families.v, n}, {"bf16", "bf16", 30, 16, true}}};
+      const DecodeCase decode(spec);
+      decode.expect_close(run_in_all_orders(decode, n == 17 ? Accumulation::kTruncating : Accumulation::kExact, DecodePath::kTwoPass),
+                          "length " + std::to_string(n) + " G " + std::to_string(heads));
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Families, DecodeTwoPass, ::testing::Combine(::testing::ValuesIn(kTwoPass), ::testing::Values(64, 128, 256)), name_of);
+// Widths without a kernel of their own run padded; no channel behind the last one joins a sum.
+INSTANTIATE_TEST_SUITE_P(Padded, DecodeTwoPass, ::testing::Combine(::testing::Values(Families{"int4.token.g", "int4.token.g"},
+                         Families{"int3.token.g", "int2.token.g"}, Families{"fp8e4m3.token.g", "nuq3.token.g"}, Families{"bf16", "bf16"},
+                         Families{"lm3.token.g", "int3.channel.g32"}, Families{"int2.token.g4", "nuq2.channel.static"}, Families{"nuq4.token.g", "fp8e4m3.token.g"},
+                         Families{"int8.channel.g32", "int8.token.g4"}), ::testing::Values(8, 72, 80, 96, 100, 192)), name_of);
+
 DecodeSpec one_sequence(const std::string& k, const std::string& v, std::int64_t n) {
   DecodeSpec spec;
   spec.n_kv_heads = 1;
   spec.sequences = {{{k, v, n}}};
   return spec;
+}
+
+// Stored orders of keys: parameters of token groups follow the model's channels, those of channel groups the stored ones.
+TEST(DecodeNumerics, SpreadKeys) {
+  for (const char* k : {"int4.token.g", "int4.token.g32", "int3.channel.g64", "nuq3.channel.static", "bf16", "int2.token.g16", "lm4.token.g64"}) {
+    for (const int spread : {32, 64, 128}) {
+      DecodeSpec spec;
+      spec.n_kv_heads = 1;
+      spec.sequences = {{{"bf16", "bf16", 4, 16}, {k, "int4.token.g", 130, 64, false, spread}}};
+      const DecodeCase decode(spec);
+      decode.expect_close(decode.run({}), std::string(k) + " spread" + std::to_string(spread));
+    }
+  }
+}
+
+TEST(DecodeNumerics, MeansAndSoftCap) {
+  for (const char* scheme : {"int4.token.g", "int4.token.g32", "int4.channel.g64", "fp8e4m3.head", "nuq4.channel.static", "bf16"}) {
+    for (const double soft_cap : {0.0, 2.5, 50.0}) {
+      DecodeSpec spec;
+      spec.n_kv_heads = 1, spec.soft_cap = soft_cap, spec.query_scale = 3;
+      spec.sequences = {{{"bf16", "bf16", 4, 16}, {scheme, scheme, 130, 64, false, 0, true}}};
+      const DecodeCase decode(spec);
+      decode.expect_close(decode.run({}), scheme);
+    }
+  }
 }
 
 TEST(DecodeNumerics, EveryPageSize) {
@@ -133,20 +196,43 @@ TEST(DecodeWork, BytesReadFollowTheCache) {
   EXPECT_EQ(output.counts.matrix_products, 4096 / 16 * 16);
 }
 
+DecodeUnit unit_of(DecodeFamily k, DecodeFamily v, int head_dim) { return {k, v, KeyPairs::kNone, head_dim}; }
+
 TEST(DecodeRefusals, ByName) {
   DecodeArgs args{};
-  args.n_query_heads = 17, args.head_dim = 128;
-  EXPECT_NE(decode_cuda(args, DecodeFamily::kI4, DecodeFamily::kI4, nullptr).text().find("not 17"), std::string::npos);
-  args.n_query_heads = 8, args.head_dim = 80;
-  EXPECT_NE(decode_cuda(args, DecodeFamily::kI4, DecodeFamily::kI4, nullptr).text().find("not 80"), std::string::npos);
-  args.head_dim = 128;
-  EXPECT_NE(decode_cuda(args, DecodeFamily::kB16, DecodeFamily::kI8, nullptr).text().find("K b16 with V i8"), std::string::npos);
+  args.n_query_heads = 8, args.head_dim = 128;
+  EXPECT_NE(decode_cuda(args, unit_of(DecodeFamily::kB16, DecodeFamily::kI8, 128), DecodePath::kFused, nullptr).text().find("K b16 with V i8"), std::string::npos);
+  EXPECT_NE(decode_cuda(args, unit_of(DecodeFamily::kB16, DecodeFamily::kI8, 128), DecodePath::kTwoPass, nullptr).text().find("no memory for scores"), std::string::npos);
+  EXPECT_EQ(decode_cuda(args, unit_of(DecodeFamily::kI8, DecodeFamily::kI8, 64), DecodePath::kFused, nullptr).code(), Code::kArgument);
   Scheme scheme;
   std::string error;
   DecodeFamily family;
-  ASSERT_TRUE(parse_scheme("int3.token.g", &scheme, &error));
-  EXPECT_FALSE(decode_family(make_page_codec(scheme, 3, 128, 64), &family, &error));
-  EXPECT_NE(error.find("int8 and int4"), std::string::npos);
+  for (const char* text : {"fp8e5m2.token.g", "nvfp4", "q4_0"}) {
+    ASSERT_TRUE(parse_scheme(text, &scheme, &error));
+    EXPECT_FALSE(decode_family(make_page_codec(scheme, code_bits(scheme.format), 128, 64), &family, &error)) << text;
+    EXPECT_NE(error.find("no kernel"), std::string::npos);
+  }
+  ASSERT_TRUE(parse_scheme("int4.token.g", &scheme, &error));
+  EXPECT_FALSE(decode_family(make_page_codec(scheme, 4, 320, 64), &family, &error));
+  EXPECT_NE(error.find("not 320"), std::string::npos);
+}
+
+TEST(DecodePaths, FollowInstances) {
+  DecodePath path;
+  std::string error;
+  const auto path_of = [&](DecodeFamily k, DecodeFamily v, int dim) { return choose_decode_path(unit_of(k, v, dim), &path, &error); };
+  using F = DecodeFamily;
+  ASSERT_TRUE(path_of(F::kI4, F::kI3, 128));
+  EXPECT_EQ(path, DecodePath::kFused);
+  for (const F k : {F::kB16, F::kE8, F::kI8, F::kI4, F::kI3, F::kI2, F::kC4, F::kC3, F::kC2}) {
+    for (const F v : {F::kB16, F::kE8, F::kI8, F::kI4, F::kI3, F::kI2, F::kC4, F::kC3, F::kC2}) {
+      for (const int dim : {8, 64, 72, 80, 96, 100, 128, 192, 256}) EXPECT_TRUE(path_of(k, v, dim)) << error;
+    }
+  }
+  ASSERT_TRUE(path_of(F::kI3, F::kI4, 128));
+  EXPECT_EQ(path, DecodePath::kTwoPass);
+  ASSERT_TRUE(path_of(F::kI4, F::kI4, 96));
+  EXPECT_EQ(path, DecodePath::kTwoPass);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -62,6 +63,7 @@ struct Block {
   std::vector<WarpWords> exchange;
   std::unique_ptr<unsigned char[]> shared;
   std::size_t shared_bytes = 0;
+  std::unique_ptr<unsigned char[]> dynamic_shared;
   std::atomic<int> n_idle{0};  ///< threads that wait or have exited
   std::atomic<int> n_exited{0};
   std::atomic<bool> has_failed{false};
@@ -200,17 +202,20 @@ void run_threads(Block& block, const std::function<void()>& kernel) {
 
 }  // namespace
 
-Executor::Executor(Settings settings) : settings_(settings) { g_executor = this; }
-Executor::~Executor() { g_executor = nullptr; }
+Executor::Executor(Settings settings) : settings_(settings), outer_(g_executor) { g_executor = this; }
+Executor::~Executor() { g_executor = outer_; }
 
 struct Launcher {
-  static Status run(std::int64_t n_blocks, int n_threads, const std::function<void()>& kernel) {
+  static Status run(std::int64_t n_blocks, int n_threads, std::size_t shared_bytes, const std::function<void()>& kernel) {
     if (g_executor == nullptr) return Status(Code::kInternal, "no executor");
     if (n_threads % cuda::kWarp != 0) return Status(Code::kInternal, "a block of " + std::to_string(n_threads) + " threads is not whole warps");
     const Settings& settings = g_executor->settings_;
+    if (g_executor->counts_.launches++ == settings.failing_launch) return Status(Code::kCuda, "kernel launch: unspecified launch failure (719)");
     std::mt19937_64 random(settings.seed);
     for (std::int64_t b = 0; b < n_blocks; ++b) {
       Block block(settings, static_cast<int>(b), n_threads);
+      block.dynamic_shared.reset(new unsigned char[shared_bytes]);
+      std::memset(block.dynamic_shared.get(), kPoison, shared_bytes);
       g_block = &block;
       if (settings.mode == Mode::kFibers) run_fibers(block, kernel, &random);
       else run_threads(block, kernel);
@@ -220,6 +225,8 @@ struct Launcher {
     }
     return Status();
   }
+
+  static bool has_code() { return g_executor != nullptr && g_executor->settings_.has_code; }
 
   static void add_counts(const Block& block) {
     Counts& sum = g_executor->counts_;
@@ -261,6 +268,8 @@ void* shared(std::size_t bytes) {
   return g_block->shared.get();
 }
 
+void* dynamic_shared() { return g_block->dynamic_shared.get(); }
+
 void block_barrier() {
   ++t_thread->counts.block_barriers;
   if (t_thread->n_barriers++ == g_block->settings->dropped_barrier) return;
@@ -287,6 +296,16 @@ void access(const void* address, int bytes, bool is_store) {
   (is_store ? t_thread->counts.store_bytes : t_thread->counts.load_bytes) += bytes;
 }
 
-Status run(std::int64_t n_blocks, int n_threads, const std::function<void()>& kernel) { return simt::Launcher::run(n_blocks, n_threads, kernel); }
+bool has_code_for_device() { return simt::Launcher::has_code(); }
+void* allocate(std::size_t bytes) {
+  void* const memory = std::malloc(bytes);
+  if (memory) std::memset(memory, 0xFF, bytes);
+  return memory;
+}
+void release(void* memory) { std::free(memory); }
+
+Status run(std::int64_t n_blocks, int n_threads, std::size_t shared_bytes, const std::function<void()>& kernel) {
+  return simt::Launcher::run(n_blocks, n_threads, shared_bytes, kernel);
+}
 
 }  // namespace kvrt::cuda::executor

@@ -25,18 +25,21 @@ struct Settings {
   Order order = Order::kForward;
   std::uint64_t seed = 1;  ///< of kShuffled
   Accumulation accumulation = Accumulation::kExact;
+  std::int64_t failing_launch = -1;  ///< the launch of this ordinal is refused by the driver (error 719)
+  bool has_code = true;              ///< false: this build has no code for the device that contexts find
   int dropped_barrier = -1;  ///< the block barrier of this ordinal does nothing: shows that the tests see a missing one
 };
 
 /// Sums over all launches of one Executor.
 struct Counts {
+  std::int64_t launches = 0;
   std::int64_t matrix_products = 0;  ///< warp-wide
   std::int64_t exchanges = 0;        ///< warp-wide operations of any kind
   std::int64_t block_barriers = 0;
   std::int64_t load_bytes = 0, store_bytes = 0;  ///< of global memory, through kernels/cuda/memory.h
 };
 
-/// While it lives, kernels launched from this thread run under its settings. One at a time.
+/// While it lives, kernels run under its settings. A later one takes over until its end; one thread at a time.
 class Executor {
  public:
   explicit Executor(Settings settings);
@@ -49,6 +52,7 @@ class Executor {
   friend struct Launcher;
   Settings settings_;
   Counts counts_;
+  Executor* outer_;
 };
 
 }  // namespace kvrt::simt

@@ -13,6 +13,7 @@ namespace kvrt::simt {
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body);
+  ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
   void resume();

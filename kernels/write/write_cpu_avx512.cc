@@ -1,6 +1,6 @@
-// The vector path of fake_quant, compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl.
+// The vector paths of fake_quant and append, compiled for the instruction set in its name (kernels/CMakeLists.txt).
 
-#include "kernels/write/fake_quant_lanes.h"
+#include "kernels/write/encode_lanes.h"
 
 namespace kvrt {
 
@@ -8,5 +8,7 @@ void fake_quant_run_avx512(const FakeQuantJob& job, const StaticGrids& grids, in
                          EncodeCounters* counters) {
   fake_quant_run(job, grids, head, first, n, scratch, counters);
 }
+
+AppendPath append_path_avx512() { return {"avx512", take_rows, store_bf16_row, load_bf16_row, encode_rows}; }
 
 }  // namespace kvrt

@@ -1,6 +1,7 @@
-// The vector path of fake_quant, compiled for the instruction set of the whole build.
+// The vector paths of fake_quant and append, compiled for the instruction set of the whole build.
 
-#include "kernels/write/fake_quant_lanes.h"
+#include "kernels/core/isa.h"
+#include "kernels/write/encode_lanes.h"
 
 namespace kvrt {
 
@@ -8,5 +9,7 @@ void fake_quant_run_baseline(const FakeQuantJob& job, const StaticGrids& grids, 
                          EncodeCounters* counters) {
   fake_quant_run(job, grids, head, first, n, scratch, counters);
 }
+
+AppendPath append_path_baseline() { return {kBaselineName, take_rows, store_bf16_row, load_bf16_row, encode_rows}; }
 
 }  // namespace kvrt
