@@ -130,9 +130,10 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
   const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
   const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v);
   bool is_first = true;
-  constexpr int kStepTiles = decode_step_tiles(D, N);
+  constexpr int kStepTiles = decode_step_tiles(D, N) < kMaxStepTiles<Keys> ? decode_step_tiles(D, N) : kMaxStepTiles<Keys>;
   const int end = static_cast<int>(chunk.tile_end);
-  for (int begin = static_cast<int>(chunk.tile_begin) + kStepTiles * cuda::warp_index(); begin < end; begin += kStepTiles * kDecodeWarps) {
+  const int chunk_begin = static_cast<int>(chunk.tile_begin);
+  for (int begin = first_tile<Keys, kStepTiles>(chunk_begin); begin < end; begin = next_tile<Keys, kStepTiles>(begin, chunk_begin)) {
     float s[kStepTiles][N][4];
     std::uint32_t params[kStepTiles][2];  // of the values of rows g and g + 8
     float m[N][2], largest = 0;

@@ -24,6 +24,24 @@ struct TilePlace {
 };
 struct NothingShared {};
 
+/// Tiles that a warp takes one after the other before it passes those of the other warps: a page, where to enter one costs.
+template <class Keys>
+inline constexpr int kVisitTiles = 1;
+/// At most so many tiles at a time: fewer registers.
+template <class Keys>
+inline constexpr int kMaxStepTiles = 4;
+/// The tile after `tile`, of a warp that takes kStep at a time; chunk_begin: first tile of the chunk.
+template <class Keys, int kStep>
+KVRT_DEVICE int next_tile(int tile, int chunk_begin) {
+  constexpr int kVisit = kVisitTiles<Keys> > kStep ? kVisitTiles<Keys> : kStep;
+  const int next = tile + kStep;
+  return (next - chunk_begin) % kVisit == 0 ? next + kVisit * (kDecodeWarps - 1) : next;
+}
+template <class Keys, int kStep>
+KVRT_DEVICE int first_tile(int chunk_begin) {
+  return chunk_begin + (kVisitTiles<Keys> > kStep ? kVisitTiles<Keys> : kStep) * cuda::warp_index();
+}
+
 /// One lane's part of the coded rows row and row + 8 of a tile, and their parameters.
 template <class Codes>
 struct KeyTile {

@@ -18,7 +18,7 @@ KVRT_DEVICE void score_chunk(const DecodeArgs& args, const DecodeWork& work, con
   const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
   const int begin = static_cast<int>(chunk.tile_begin), end = static_cast<int>(chunk.tile_end);
   float* const scores = block_scores(args);
-  for (int tile = begin + cuda::warp_index(); tile < end; tile += kDecodeWarps) {
+  for (int tile = first_tile<Keys, 1>(begin); tile < end; tile = next_tile<Keys, 1>(tile, begin)) {
     float s[1][4];
     Keys::template score<1>(shared.k, shared.keys, place_tile(shared, tile, slots.tile_slot(tile)), query, s);
     KVRT_UNROLL

@@ -64,6 +64,7 @@ class Reader {
     kvrt::Scheme s;
     std::string error;
     const std::string text = v.string();
+    if (const std::string other = kvrt::other_encoding(text); !other.empty()) fail(ErrorKind::kUnsupported, where_, "{}: {}", v.path(), other);
     if (!kvrt::parse_scheme(text, &s, &error)) fail(ErrorKind::kFormat, where_, "{} is \"{}\": {}", v.path(), to_valid_utf8(text), error);
     return s;
   }
@@ -135,7 +136,10 @@ void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& lay
   const double scale = static_scale(unit);
   if (scale > 0) {
     const JsonValue written = v.at("scale");
-    if (const double x = positive(written); std::fabs(x - scale) > 1e-6 * scale)
+    const double x = positive(written), fnuz = unit.scheme.format == kvrt::Format::kFp8E4m3 ? scale * (448.0 / 240.0) : 0.0;
+    if (fnuz > 0 && std::fabs(x - fnuz) <= 1e-6 * fnuz)
+      fail(ErrorKind::kMismatch, where_, "{} is {}, made for fp8e4m3fnuz (largest value 240), but the scheme is {} (largest value 448, scale {})", written.path(), x, text, scale);
+    if (std::fabs(x - scale) > 1e-6 * scale)
       written.wrong(fmt::format("{} (clip_hi over the largest value of {})", scale, text));
   } else if (v.has("scale")) {
     v.at("scale").wrong(fmt::format("absent: {} has no static scale", text));

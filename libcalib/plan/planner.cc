@@ -153,7 +153,7 @@ Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, 
       UnitPlan& unit = layer.unit(side);
       unit = make_unit(candidates.scheme(scheme), side, geometry);
       if (kvrt::needs_calibration(unit.scheme)) unit.params = params_from_sens(sens, geometry, side, sens.schemes[scheme]);
-      unit.why = decision_reasons(candidates, l, side, choice, found.score, found.solution.lambda, seen == evidence.end() ? nullptr : &seen->second);
+      unit.why = decision_reasons(candidates, l, side, found, seen == evidence.end() ? nullptr : &seen->second);
     }
     plan.layers.push_back(std::move(layer));
   }

@@ -34,6 +34,7 @@ struct Found {
   double score = 0, se = 0;
   std::int64_t limit_bytes = 0;     ///< what a byte budget allowed; 0 without one
   double limit_score = 0;           ///< what a score limit allowed; 0 without one
+  bool data_free = false;           ///< the margin rule left only schemes without calibrated constants
 };
 
 /// The best solution of all problems within `limit` bytes; empty if none fits.

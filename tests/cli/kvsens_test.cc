@@ -116,7 +116,8 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
 // The number scored is the number stored: the runtime's pages, written and read token by token, lose what fake quantisation does.
 TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
   const std::string call = "kvsens evaluate " + inputs() + " --stats " + file("stats.h5") +
-                           " --uniform int4.token.g:int3.token.g,int3.channel.g32.pre:int4.token.g.had,int2.token.g.center:int8.token.g --sinks 4 --window 32 -o ";
+                           " --uniform int4.token.g:int3.token.g,int3.channel.g32.pre:int4.token.g.had,int2.token.g.center:int8.token.g,"
+                           "int3.channel.g32.pre.clip.out1.pair.ef:nuq3.token.g.out1,nuq2.channel.static.pre.out2:int3.token.g.clip.ef --sinks 4 --window 32 -o ";
   const Outcome fake = run(call + file("fake.json")), packed = run(call + file("packed.json") + " --backend kvrt");
   ASSERT_EQ(fake.exit_code, 0) << fake.text;
   ASSERT_EQ(packed.exit_code, 0) << packed.text;
@@ -183,10 +184,15 @@ TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
   EXPECT_FALSE(exists("no.h5"));
 }
 
-TEST_F(Kvsens, PresetThatIsNotOfferedIsNamed) {
-  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
-  EXPECT_EQ(o.exit_code, 7) << o.text;
-  for (const char* part : {"kvquant4", "nuq4.channel.static.pre", "kvplan list presets"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+TEST_F(Kvsens, SchemesThatAreNotOfferedAreNamed) {
+  for (const char* pair : {"bf16:int4.token.g.lowrank8", "fp8e4m3fnuz.head:bf16"}) {
+    const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform " + pair + " -o " + file("no.json"));
+    EXPECT_EQ(o.exit_code, 7) << o.text;
+    EXPECT_NE(o.text.find(std::string(pair).substr(0, 4) == "bf16" ? "lowrank8" : "fp8e4m3fnuz"), std::string::npos) << o.text;
+  }
+  const Outcome sinks = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
+  EXPECT_NE(sinks.exit_code, 0);
+  EXPECT_NE(sinks.text.find("sink"), std::string::npos) << sinks.text;
 }
 
 TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {

@@ -22,7 +22,8 @@ const char* const kValueSchemes[] = {"int4.token.g", "int4.channel.g32"};
 bool fits(const char* scheme, int width) {
   Scheme s;
   std::string error;
-  return parse_scheme(scheme, &s, &error) && check_shape(s, width, true).empty();
+  if (!parse_scheme(scheme, &s, &error) || !check_shape(s, width, true).empty()) return false;
+  return !s.pair || s.granularity != Granularity::kToken || pairs_map_groups(width, false, width, s.group > 0 ? s.group : width);
 }
 
 void expect_equal_pages(Cache* a, Cache* b, const std::string& what) {
