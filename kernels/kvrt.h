@@ -289,7 +289,8 @@ kvrt_status kvrt_page_verify(const kvrt_context* context, int32_t layer, const k
 
 /* decode(encode(x)) by the unit's scheme and constants: bit for bit what gather gives AS_STORED for base tokens. x, out: fp32
  * [n_tokens, H, D] in the unit's frame; channel.g<N>: n_tokens is a multiple of N.
- * Backend cuda: x, out are memory of the device, the work is in the null stream; no outliers of channel groups. */
+ * Backend cuda: x, out are memory of the device, the work is in the null stream; with outliers of channel groups the call allocates and
+ * waits. */
 kvrt_status kvrt_fake_quant(const kvrt_context* context, int32_t layer, kvrt_side side, int64_t n_tokens, const float* x, float* out,
                             kvrt_error* err);
 

@@ -69,7 +69,7 @@ KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, s
   }
   if constexpr (HasOutliers) {
     if (c.out_per_mille > 0) {
-      if (lane == 0) encode_row(c, x, slot, block, counters);
+      if (lane == 0) detail::encode_row_with_outliers(c, x, slot, block, counters);
       return cuda::warp_barrier();
     }
   }

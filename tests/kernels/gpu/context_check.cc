@@ -13,7 +13,7 @@ namespace kvrt::testing {
 namespace {
 
 constexpr int kSeqs = 2;
-constexpr std::int64_t kPrefill[kSeqs] = {141, 30}, kSingleSteps = 37;
+constexpr std::int64_t kPrefill[kSeqs] = {269, 30}, kSingleSteps = 37;
 constexpr std::int64_t kLengths[kSeqs] = {kPrefill[0] + kSingleSteps, kPrefill[1] + kSingleSteps};
 constexpr char kMagic[] = "kvrt context goldens 1\n";
 
@@ -185,7 +185,7 @@ Status run_layer(const PlanHandle& plan, int layer, kvrt_backend backend, Contex
   const kvrt_layer_view* const spec = std::find_if(view.layers, view.layers + view.n_layers, [&](const kvrt_layer_view& l) { return l.index == layer; });
   if (spec == view.layers + view.n_layers) return Status(Code::kArgument, "the plan has no layer " + std::to_string(layer));
   kvrt_limits limits = {};
-  limits.max_batch = kSeqs, limits.max_length = 256, limits.accept_two_pass = 1;
+  limits.max_batch = kSeqs, limits.max_length = 512, limits.accept_two_pass = 1;
   const kvrt_device device = {backend, 0};
   ContextHandle context;
   KVRT_RETURN_IF_BAD(ContextHandle::create(plan, limits, &context, &device));

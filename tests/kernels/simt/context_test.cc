@@ -49,6 +49,10 @@ void append_on_both(CacheShape shape, const std::vector<std::int64_t>& steps) {
   Cache reference(shape);
   shape.backend = KVRT_BACKEND_CUDA;
   Cache device(shape);
+  if (reference.status().code() == Code::kUnsupported) {  // a shape that the grammar takes and no backend has
+    EXPECT_EQ(device.status().code(), Code::kUnsupported) << what;
+    return;
+  }
   ASSERT_TRUE(reference.status().ok() && device.status().ok()) << what << ": " << device.status().text();
   std::int64_t n = 0;
   for (const std::int64_t step : steps) n += step;
@@ -70,10 +74,11 @@ class AppendBytes : public ::testing::TestWithParam<int> {};
 TEST_P(AppendBytes, EverySchemeInBulk) {
   for (const char* scheme : kKeySchemes) {
     if (!fits(scheme, GetParam())) continue;
-    for (const std::int64_t window : {32, 0}) {
+    for (const std::int64_t window : {8, 0}) {
       CacheShape shape;
       shape.k = scheme, shape.width = GetParam(), shape.window = window, shape.v = kValueSchemes[window == 0 ? 0 : 1];
-      append_on_both(shape, {151});
+      shape.heads = GetParam() == 64 ? 2 : 1;
+      append_on_both(shape, {window == 0 ? 71 : 141});
     }
   }
 }
@@ -82,7 +87,7 @@ TEST_P(AppendBytes, StoredOrders) {
   for (const char* scheme : {"int3.channel.g64.pre", "int4.token.g.pre", "bf16.pre", "lm3.token.g.pre"}) {
     CacheShape shape;
     shape.k = scheme, shape.width = GetParam(), shape.chan_perm = "spread" + std::to_string(GetParam() / 2);
-    append_on_both(shape, {151});
+    append_on_both(shape, {111});
   }
   CacheShape adjacent;
   adjacent.k = "q4_0", adjacent.width = 96, adjacent.block_order = "adjacent";

@@ -14,24 +14,27 @@ TEST(PlanFile, EveryLayerGivesWhatTheReferenceGives) {
   const char* const named = std::getenv("KVRT_TEST_PLAN");
   std::string path = named ? named : "";
   if (path.empty()) {
-    TinyPlan tiny;  // its keys before RoPE have 32 channels, which decode on cuda refuses by name
-    nlohmann::ordered_json& k = tiny.document["layers"][0]["k"];
-    k["scheme"] = "int4.channel.g32", k["frame"] = "post", k["chan_perm"] = "natural";
+    TinyPlan tiny;
+    auto& k = tiny.document["layers"][0]["k"];
+    k["scheme"] = "int4.channel.g32", k["frame"] = "post", k["chan_perm"] = "natural";  // head_dim 32 has no kernel before RoPE
     tiny.write(::testing::TempDir());
     path = ::testing::TempDir() + "/tiny.json";
   }
   PlanHandle plan;
   const Status loaded = PlanHandle::load(path, &plan);
   ASSERT_TRUE(loaded.ok()) << loaded.text();
+  const kvrt_device device = {KVRT_BACKEND_CUDA, 0};
+  kvrt_error err;
+  EXPECT_EQ(kvrt_plan_check(plan.get(), &device, nullptr, nullptr, &err), KVRT_OK) << err.text;
   const kvrt_plan_view view = plan.view();
   for (int i = 0; i < view.n_layers; ++i) {
     const kvrt_layer_view& layer = view.layers[i];
-    ContextResult reference, device;
-    const Status first = run_layer(plan, layer.index, KVRT_BACKEND_REF, &reference), second = run_layer(plan, layer.index, KVRT_BACKEND_CUDA, &device);
+    ContextResult reference, result;
+    const Status first = run_layer(plan, layer.index, KVRT_BACKEND_REF, &reference), second = run_layer(plan, layer.index, KVRT_BACKEND_CUDA, &result);
     ASSERT_TRUE(first.ok()) << first.text();
     ASSERT_TRUE(second.ok()) << second.text();
     double worst = 0;
-    EXPECT_EQ(compare_contexts(reference, device, &worst), "") << "layer " << layer.index << " K " << layer.k.scheme << " V " << layer.v.scheme;
+    EXPECT_EQ(compare_contexts(reference, result, &worst), "") << "layer " << layer.index << " K " << layer.k.scheme << " V " << layer.v.scheme;
     if (named) std::printf("layer %2d K %-28s V %-20s error %.3f of the tolerance\n", layer.index, layer.k.scheme, layer.v.scheme, worst);
   }
 }
