@@ -6,6 +6,13 @@
  * throws, keeps no global state, and allocates in plan_load, plan_adopt, plan_check, plan_release and context_create/destroy only.
  * Plans and contexts are immutable and may be shared by threads; every other call is re-entrant with a workspace of its own.
  *
+ * Backend cuda: pools, rows of q, k, v and out, sink_logit, lse, mass and workspaces are memory of the device; kvrt_batch, page lists and
+ * the ids of copy_pages are host memory, read before the call returns. They reach the device as kernel arguments: append, decode, gather
+ * and copy_pages allocate nothing, wait for nothing, keep nothing of the caller's, may overlap with workspaces of their own, and can be
+ * captured in a graph, which then repeats that very step (lengths and pages as they were). The current device of the calling thread is
+ * the context's. page_verify and monitor_read wait, and so does a gather that needs positions which only the pages know (keys before
+ * RoPE, POST_ROPE, no row of the sequence in the batch). The first driver error stays: every later call on the context gives it again.
+ *
  * Names that later versions use are laid out already and refused today with KVRT_E_UNSUPPORTED: the salient tier, several query
  * tokens a step, sliding windows, the schedule on the device, requant, the CUDA backend where it is not built. */
 #ifndef KVRT_H
@@ -28,7 +35,7 @@ typedef enum kvrt_status {
   KVRT_E_MISMATCH = 4,    /* well formed, but of another model, head count or device */
   KVRT_E_UNSUPPORTED = 5, /* well formed, but this build has no code for it */
   KVRT_E_CAPACITY = 6,    /* workspace, pages or length beyond what was agreed */
-  KVRT_E_CUDA = 7,        /* driver error */
+  KVRT_E_CUDA = 7,        /* driver error; the text has its code. Every later call on the context fails with it */
   KVRT_E_NUMERIC = 8,     /* stored bytes that no encoder writes: NaN codes, bad scales */
   KVRT_E_INTERNAL = 9     /* out of memory, or a fault of this library */
 } kvrt_status;
@@ -114,7 +121,7 @@ kvrt_status kvrt_plan_check_model(const kvrt_plan* plan, const kvrt_plan_view* m
 
 typedef enum kvrt_path { KVRT_PATH_MISSING = 0, KVRT_PATH_FUSED = 1, KVRT_PATH_TWO_PASS = 2, KVRT_PATH_JIT = 3 } kvrt_path;
 typedef struct kvrt_device {
-  kvrt_backend backend; /* DEFAULT: the fastest that this build has. The variable KVRT_FORCE_BACKEND = ref or cpu goes before it. */
+  kvrt_backend backend; /* DEFAULT: cpu; cuda works on other memory and is taken only by name. KVRT_FORCE_BACKEND = ref, cpu or cuda goes before it. */
   int32_t index;        /* of the GPU */
 } kvrt_device;
 typedef struct kvrt_unit_report {
@@ -281,7 +288,9 @@ kvrt_status kvrt_page_verify(const kvrt_context* context, int32_t layer, const k
                              const kvrt_workspace* workspace, kvrt_verify_report* out, void* stream, kvrt_error* err);
 
 /* decode(encode(x)) by the unit's scheme and constants: bit for bit what gather gives AS_STORED for base tokens. x, out: fp32
- * [n_tokens, H, D] in the unit's frame; channel.g<N>: n_tokens is a multiple of N. */
+ * [n_tokens, H, D] in the unit's frame; channel.g<N>: n_tokens is a multiple of N.
+ * Backend cuda: x, out are memory of the device, the work is in the null stream; with outliers of channel groups the call allocates and
+ * waits. */
 kvrt_status kvrt_fake_quant(const kvrt_context* context, int32_t layer, kvrt_side side, int64_t n_tokens, const float* x, float* out,
                             kvrt_error* err);
 

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Compares this project's token ids with those of the `tokenizers` package on one text.
 
-    check_tokenizer.py SOURCE... --text FILE [--bytes N] [--fuzz N] [--program build/tests/encode_text]
+    check_tokenizer.py SOURCE... --text FILE [--bytes N] [--fuzz N] [--program build/tests/encode_text] [--llama-tokenize PROGRAM]
 
 SOURCE is a folder with tokenizer.json or a GGUF file with a byte-level BPE vocabulary (gpt2); for the latter the reference is
-built from the file's own tokens and merges and the pre-tokenizer that its `tokenizer.ggml.pre` names. --fuzz adds N seeded
-random Unicode texts. Needs the Python packages tokenizers and gguf. Exit status 1 if any id differs.
+built from the file's own tokens and merges and the pre-tokenizer that its `tokenizer.ggml.pre` names. For a GGUF file with a
+SentencePiece vocabulary (llama) the reference is llama.cpp's llama-tokenize. --fuzz adds N seeded random Unicode texts.
+Needs the Python packages tokenizers and gguf. Exit status 1 if any id differs.
 """
 
 import argparse
+import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,7 +37,26 @@ PRE_TOKENIZERS = {
 }
 
 
-def reference_of_gguf(path):
+class LlamaTokenize:
+    """llama-tokenize behind the two methods of `tokenizers` that are used here."""
+
+    def __init__(self, program, path, tokens):
+        self.program, self.path, self.tokens = program, path, tokens
+
+    def encode(self, text, add_special_tokens):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(text.encode())
+            file.flush()
+            done = subprocess.run([self.program, "-m", self.path, "-f", file.name, "--ids", "--no-bos", "--no-parse-special", "--no-escape",
+                                   "--log-disable"], capture_output=True, check=True)
+        self.ids = json.loads(done.stdout)
+        return self
+
+    def id_to_token(self, token_id):
+        return self.tokens[token_id]
+
+
+def reference_of_gguf(path, llama_tokenize):
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -42,8 +64,10 @@ def reference_of_gguf(path):
     def field(name):
         return reader.fields[name].contents() if name in reader.fields else None
 
+    if field("tokenizer.ggml.model") == "llama" and llama_tokenize:
+        return LlamaTokenize(llama_tokenize, path, field("tokenizer.ggml.tokens"))
     if field("tokenizer.ggml.model") != "gpt2":
-        sys.exit(f"{path}: only byte-level BPE (gpt2) has a reference here")
+        sys.exit(f"{path}: only byte-level BPE (gpt2) has a reference without --llama-tokenize")
     pre = field("tokenizer.ggml.pre") or "gpt-2"
     vocab = {text: i for i, text in enumerate(field("tokenizer.ggml.tokens"))}
     merges = [tuple(m.split(" ", 1)) for m in field("tokenizer.ggml.merges")]
@@ -52,9 +76,9 @@ def reference_of_gguf(path):
     return tokenizer
 
 
-def reference(source):
+def reference(source, llama_tokenize):
     if source.endswith(".gguf"):
-        return reference_of_gguf(source)
+        return reference_of_gguf(source, llama_tokenize)
     tokenizer = Tokenizer.from_file(str(Path(source) / "tokenizer.json"))
     tokenizer.encode_special_tokens = True  # special strings in raw text are literal
     return tokenizer
@@ -102,11 +126,12 @@ def main():
     parser.add_argument("--bytes", type=int, default=1_000_000)
     parser.add_argument("--fuzz", type=int, default=0)
     parser.add_argument("--program", default=str(Path(__file__).resolve().parent.parent / "build/tests/encode_text"))
+    parser.add_argument("--llama-tokenize", help="llama.cpp's program, for GGUF files with a SentencePiece vocabulary")
     args = parser.parse_args()
     text = Path(args.text).read_bytes()[: args.bytes].decode("utf-8", errors="ignore")
     same = True
     for source in args.source:
-        tokenizer = reference(source)
+        tokenizer = reference(source, args.llama_tokenize)
         ours, seconds = run(args.program, source, text)
         theirs = tokenizer.encode(text, add_special_tokens=False).ids
         good = compare(ours, theirs, tokenizer, source)

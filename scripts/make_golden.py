@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the golden numbers of tests/model from the reference implementation (torch + transformers, fp32).
 
-  scripts/make_golden.py [--model SmolLM2.gguf] [-o tests/golden/model]
+  scripts/make_golden.py [--model SmolLM2.gguf] [--gemma gemma-3-270m.gguf] [-o tests/golden/model]
 
 Tiny models are filled with the generator of tests/support/tiny_models.h, so no weights are stored: both sides make the same
 ones. 1-D tensors (norms, biases) get 0.3 * normal() of stream (seed 2, fnv1a64(name)) added, so that a dropped or misplaced
@@ -63,7 +63,8 @@ def fill(name, shape, norm_base):
         base = 0.0 if name.endswith(".bias") else norm_base
         return torch.tensor([base + 0.3 * rng.normal() for _ in range(shape[0])], dtype=torch.float32)
     rng = Rng.for_item(1, fnv1a64(name))
-    scale = 1.0 if name == "model.embed_tokens.weight" else 1.0 / math.sqrt(shape[1])
+    unit = name == "model.embed_tokens.weight" and norm_base != 0.0  # as tests/support/tiny_models.cc
+    scale = 1.0 if unit else 1.0 / math.sqrt(shape[1])
     values = [rng.normal() * scale for _ in range(shape[0] * shape[1])]
     return torch.tensor(values, dtype=torch.float64).to(torch.float32).reshape(shape)
 
@@ -151,14 +152,14 @@ def tiny_goldens():
     return {name: capture(model, ids, 48, 96) for name, model in models.items()}
 
 
-def real_golden(path):
+def real_golden(path, ids_file):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=os.path.basename(path),
                                                  dtype=torch.float32, attn_implementation="eager").eval()
     # Ids, never text: the reference ignores tokenizer.ggml.pre of GGUF files.
     here = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(here, "..", "tests", "golden", "model", "smollm2_ids.json")) as f:
+    with open(os.path.join(here, "..", "tests", "golden", "model", ids_file)) as f:
         ids = json.load(f)
     golden = capture(model, ids, 6, 48)
     golden["file"] = os.path.basename(path)
@@ -185,13 +186,16 @@ def rounded(value):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="SmolLM2-135M-Instruct.Q4_1.gguf; without it only the tiny goldens are written")
+    parser.add_argument("--gemma", help="gemma-3-270m-q4_k_m.gguf")
     parser.add_argument("-o", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden", "model"))
     args = parser.parse_args()
     os.makedirs(args.o, exist_ok=True)
     for name, golden in tiny_goldens().items():
         write(os.path.join(args.o, name + ".json"), rounded(golden))
     if args.model:
-        write(os.path.join(args.o, "smollm2.json"), rounded(real_golden(os.path.abspath(args.model))))
+        write(os.path.join(args.o, "smollm2.json"), rounded(real_golden(os.path.abspath(args.model), "smollm2_ids.json")))
+    if args.gemma:
+        write(os.path.join(args.o, "gemma3_270m.json"), rounded(real_golden(os.path.abspath(args.gemma), "gemma3_270m_ids.json")))
 
 
 if __name__ == "__main__":

@@ -59,12 +59,14 @@ KVRT_HOST_DEVICE inline float llama_inverse(float d) {
 
 KVRT_HOST_DEVICE inline void encode_q8_0(const float* x, std::uint8_t* block, EncodeCounters* counters) {
   float absmax = 0;
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) {
     const float a = x[i] < 0 ? -x[i] : x[i];
     if (a > absmax) absmax = a;
   }
   const float d = absmax / 127.0f, inverse = detail::llama_inverse(d);
   store_le16(block, detail::llama_scale(d, counters));
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) {
     block[2 + i] = static_cast<std::uint8_t>(static_cast<std::int8_t>(roundf(x[i] * inverse)));
   }
@@ -81,6 +83,7 @@ KVRT_HOST_DEVICE inline void pack_nibbles(const std::uint8_t* codes, std::uint8_
 }
 KVRT_HOST_DEVICE inline void pack_fifth_bits(const std::uint8_t* codes, std::uint8_t* out) {
   std::uint32_t word = 0;
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) word |= static_cast<std::uint32_t>(codes[i] >> 4) << i;
   store_le32(out, word);
 }
@@ -90,12 +93,14 @@ KVRT_HOST_DEVICE inline int fifth_bit(const std::uint8_t* packed, int i) { retur
 /// q4_0 (half = 8) and q5_0 (half = 16): codes around half, scale in the first two bytes.
 KVRT_HOST_DEVICE inline void signed_codes(const float* x, int half, std::uint8_t* block, std::uint8_t* codes, EncodeCounters* counters) {
   float absmax = 0, extreme = 0;
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) {
     const float a = x[i] < 0 ? -x[i] : x[i];
     if (a > absmax) absmax = a, extreme = x[i];
   }
   const float d = extreme / static_cast<float>(-half), inverse = llama_inverse(d);
   store_le16(block, llama_scale(d, counters));
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) {
     const float steps = x[i] * inverse;
     const int code = static_cast<int>(steps + (static_cast<float>(half) + 0.5f));
@@ -105,6 +110,7 @@ KVRT_HOST_DEVICE inline void signed_codes(const float* x, int half, std::uint8_t
 /// q4_1 (top = 15) and q5_1 (top = 31): codes from the minimum, scale and minimum in the first four bytes.
 KVRT_HOST_DEVICE inline void offset_codes(const float* x, int top, std::uint8_t* block, std::uint8_t* codes, EncodeCounters* counters) {
   float min = x[0], max = x[0];
+  KVRT_ROLLED
   for (int i = 1; i < kLlamaBlock; ++i) {
     if (x[i] < min) min = x[i];
     if (x[i] > max) max = x[i];
@@ -112,6 +118,7 @@ KVRT_HOST_DEVICE inline void offset_codes(const float* x, int top, std::uint8_t*
   const float d = (max - min) / static_cast<float>(top), inverse = llama_inverse(d);
   store_le16(block, llama_scale(d, counters));
   store_le16(block + 2, llama_scale(min, counters));
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) {
     const float steps = (x[i] - min) * inverse;
     const int code = steps > 0 ? static_cast<int>(steps + 0.5f) : 0;  // not a number where max - min leaves fp32: 0
@@ -129,6 +136,7 @@ KVRT_HOST_DEVICE inline std::uint8_t nearest_iq4_nl(float y) {
 KVRT_HOST_DEVICE inline void iq4_nl_codes(const float* x, std::uint8_t* block, std::uint8_t* codes, EncodeCounters* counters) {
   const Iq4NlLevels table;
   float absmax = 0, extreme = 0;
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) {
     const float a = x[i] < 0 ? -x[i] : x[i];
     if (a > absmax) absmax = a, extreme = x[i];
@@ -136,6 +144,7 @@ KVRT_HOST_DEVICE inline void iq4_nl_codes(const float* x, std::uint8_t* block, s
   const bool is_zero = absmax < kIq4NlSmallest;
   const float d0 = extreme / -127.0f, inverse = is_zero ? 0.0f : 1.0f / d0;
   float numerator = 0, denominator = 0;
+  KVRT_ROLLED
   for (int i = 0; i < kLlamaBlock; ++i) {
     codes[i] = is_zero ? std::uint8_t{0} : nearest_iq4_nl(inverse * x[i]);
     const float level = table.level[codes[i]], weighted = x[i] * x[i] * level;

@@ -375,22 +375,29 @@ KVRT_HOST_DEVICE inline void encode_channel_group(const PageCodec& c, const floa
   for (int t = 0; t < c.group; ++t) detail::encode_codes(c, x + t * stride, first + t, {}, block);
 }
 
-/// visit(slot, stored channel, delta) for every outlier entry of slots [begin, end), which are written; whole groups of channel.g<N>.
+/// The outlier entries of slots [begin, end), which are written; whole groups of channel.g<N> at `end`. Some at either end may belong to
+/// other slots of a group.
+struct OutlierSpan {
+  const std::uint8_t* entries = nullptr;
+  int n = 0;
+};
+KVRT_HOST_DEVICE inline OutlierSpan outlier_span(const PageCodec& c, const std::uint8_t* block, int begin, int end) {
+  if (c.out_per_mille == 0 || begin >= end) return {};
+  const std::uint8_t* const part = block + c.outliers;
+  if (c.granularity != Granularity::kChannel) {
+    const int k = token_outliers(c.out_per_mille, c.head_dim);
+    return {part + 4 * static_cast<std::int64_t>(begin) * k, (end - begin) * k};
+  }
+  const int first = load_le16(part + 2 * (begin / 16)), last = group_outliers_before(c.out_per_mille, c.group, c.head_dim, (end - 1) / c.group + 1);
+  return {part + kOutlierStarts + 4 * static_cast<std::int64_t>(first), last - first};
+}
+
+/// visit(slot, stored channel, delta) for every outlier of slots [begin, end); see outlier_span().
 template <class Visit>
 KVRT_HOST_DEVICE inline void visit_outliers(const PageCodec& c, const std::uint8_t* block, int begin, int end, Visit visit) {
-  if (c.out_per_mille == 0 || begin >= end) return;
-  const std::uint8_t* entries = block + c.outliers;
-  int first, last;
-  if (c.granularity == Granularity::kChannel) {
-    first = load_le16(entries + 2 * (begin / 16));
-    last = group_outliers_before(c.out_per_mille, c.group, c.head_dim, (end - 1) / c.group + 1);
-    entries += kOutlierStarts;
-  } else {
-    const int k = token_outliers(c.out_per_mille, c.head_dim);
-    first = begin * k, last = end * k;
-  }
-  for (int i = first; i < last; ++i) {
-    const OutlierEntry e = load_outlier(entries + 4 * static_cast<std::int64_t>(i));
+  const OutlierSpan span = outlier_span(c, block, begin, end);
+  for (int i = 0; i < span.n; ++i) {
+    const OutlierEntry e = load_outlier(span.entries + 4 * static_cast<std::int64_t>(i));
     const int slot = e.index / c.head_dim;
     if ((e.delta & 0x7FFFu) != 0 && slot >= begin && slot < end) visit(slot, e.index % c.head_dim, f16_to_f32(e.delta));
   }

@@ -1,12 +1,30 @@
 #include "kernels/core/call.h"
 
 #include <string>
+#include <utility>
 
 #include "kernels/codec/page_header.h"
 #include "kernels/core/device.h"
 #include "kernels/core/device_call.h"
 
 namespace kvrt {
+
+namespace {
+
+/// Kernels move 16 bytes at a time.
+Status check_alignment(const LayerContext& layer, const kvrt_pools& pools) {
+  constexpr std::uintptr_t kAlign = 16;
+  for (int side = 0; side < KVRT_SIDES; ++side) {
+    for (const auto& [name, pool] : {std::pair("exact", &pools.exact[side]), std::pair("base", &pools.base[side])}) {
+      const auto at = reinterpret_cast<std::uintptr_t>(pool->base), stride = static_cast<std::uintptr_t>(pool->page_stride);
+      if ((at | stride) % kAlign == 0) continue;
+      return Status(Code::kArgument, layer.units[side].name + ": base and page_stride of the " + name + " pool must be multiples of 16 on cuda");
+    }
+  }
+  return {};
+}
+
+}  // namespace
 
 Status begin_call(const kvrt_context* context, int32_t layer, void* stream, Call* out) {
   if (!context) return Status(Code::kArgument, "context is null");
@@ -30,7 +48,8 @@ Status begin_call(const kvrt_context* context, int32_t layer, const kvrt_batch* 
   const auto at = reinterpret_cast<std::uintptr_t>(workspace->data);
   out->workspace = static_cast<std::uint8_t*>(workspace->data) + (kWorkspaceAlign - at % kWorkspaceAlign) % kWorkspaceAlign;
   if (Status status = check_batch(*out->context, *out->layer, *batch); !status.ok()) return status;
-  return check_pages(*out->layer, *batch, *pools);
+  if (Status status = check_pages(*out->layer, *batch, *pools); !status.ok()) return status;
+  return out->on_device() ? check_alignment(*out->layer, *pools) : Status();
 }
 
 Status stored_first_position(const Call& call, const kvrt_pools& pools, const Sequence& sequence, void* stream, std::int64_t* out) {

@@ -63,8 +63,7 @@ Status send_sequences(const Call& call, const kvrt_batch& batch, std::int64_t fi
       n_ids += span.last - span.first;
     }
   }
-  constexpr std::int64_t kIdsAlign = 16;  // sequences and ids are one run of bytes
-  static_assert(sizeof(DeviceSequence) % kIdsAlign == 0 || sizeof(DeviceSequence) % 8 == 0, "ids follow sequences");
+  static_assert(sizeof(DeviceSequence) % sizeof(std::int32_t) == 0, "ids follow sequences in one run of bytes");
   auto* const sequences = reinterpret_cast<DeviceSequence*>(room->take<std::uint8_t>(n * static_cast<std::int64_t>(sizeof(DeviceSequence)) + n_ids * 4));
   const auto ids = reinterpret_cast<std::uintptr_t>(sequences + n);
   ControlWriter writer(sequences, stream);

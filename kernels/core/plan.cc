@@ -75,6 +75,7 @@ Status read_unit(const kvrt_unit_view& view, CacheSide side, LayerPlan* layer) {
   const std::string where = unit_name(*layer, side);
   if (!view.scheme) return Status(Code::kArgument, where + ": scheme is null");
   std::string error;
+  if (const std::string text = other_encoding(view.scheme); !text.empty()) return Status(Code::kUnsupported, where + ": " + text);
   if (!parse_scheme(view.scheme, &unit.scheme, &error)) return bad_plan(where, "scheme \"" + std::string(view.scheme) + "\": " + error);
   unit.text = to_string(unit.scheme);
   const int width = layer->layout.head_dim;

@@ -260,6 +260,7 @@ void PlanReader::read_unit(const Node& node, CacheSide side, const kvrt_layer_vi
   storage->scheme = node.at("scheme").text();
   Scheme scheme;
   std::string error;
+  if (const std::string text = other_encoding(storage->scheme); !text.empty()) fail(Code::kUnsupported, node.where + "/scheme: " + text);
   if (!parse_scheme(storage->scheme, &scheme, &error)) fail(Code::kFormat, node.where + "/scheme " + in_quotes(storage->scheme) + ": " + error);
   if (const std::string text = check_shape(scheme, layer.head_dim, is_key); !text.empty()) {
     fail(Code::kFormat, "layer " + std::to_string(layer.index) + (is_key ? " K " : " V ") + in_quotes(storage->scheme) + ": " + text);

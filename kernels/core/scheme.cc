@@ -280,8 +280,16 @@ bool needs_calibration(const Scheme& s) noexcept {
          s.center || s.smooth || s.lowrank != 0 || s.clip || s.ef || f == Family::kNuq || s.format == Format::kNvfp4;
 }
 
+std::string other_encoding(std::string_view text) {
+  const std::string format(text.substr(0, text.find('.')));
+  if (format == "fp8e4m3fnuz") return "'" + format + "' (largest value 240) is another encoding than fp8e4m3 (largest value 448), which this build stores; neither reads as the other";
+  if (format == "fp8e5m2fnuz") return "'" + format + "' (exponent bias 16) is another encoding than fp8e5m2 (exponent bias 15), which this build stores; neither reads as the other";
+  return "";
+}
+
 bool parse_scheme(std::string_view text, Scheme* out, std::string* error) {
-  error->clear();
+  *error = other_encoding(text);
+  if (!error->empty()) return false;
   const std::vector<std::string_view> parts = split_parts(text);
   Scheme s;
   bool known = false;

@@ -45,6 +45,10 @@ struct Scheme {
 /// part (unknown part, two parts that do not go together, wrong order). Never throws.
 bool parse_scheme(std::string_view text, Scheme* out, std::string* error);
 
+/// Empty, or a sentence that says which other encoding the format of `text` is: the `fnuz` floats have the names of fp8e4m3 and fp8e5m2
+/// on some devices, other largest values and other codes, and are not stored.
+std::string other_encoding(std::string_view text);
+
 /// The canonical string.
 std::string to_string(const Scheme& scheme);
 

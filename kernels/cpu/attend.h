@@ -71,7 +71,8 @@ KVRT_INLINE F capped(F score, float cap) {
 
 struct Softmax {
   float m;
-  F l;  ///< sum of p, lane by lane
+  F l;   ///< sum of p, lane by lane
+  F lo;  ///< the same of p times the token's minimum, where values are summed as codes
 };
 
 struct MaxScore {
@@ -93,7 +94,7 @@ static float softmax_tile(Softmax* s, int begin, int end, int n_rows, float* sco
   float factor = 1.0f;
   if (top > s->m) {
     factor = exp2_lanes(splat<F>(s->m - top))[0];
-    s->m = top, s->l *= factor;
+    s->m = top, s->l *= factor, s->lo *= factor;
   }
   const F m = splat<F>(s->m);
   for (int t = 0; t < n_rows; t += kLanes) {

@@ -31,6 +31,8 @@ template <class Keys, int D, int N>
 struct DecodeShared {
   SideView k, v;
   DecodeWork work;
+  std::int32_t tile_begin, tile_end;                ///< of the chunk
+  std::int32_t first_slot, n_tokens, n_slots;       ///< of the segment
   typename Keys::Shared keys;
   const std::int32_t* pages;
   std::int32_t page_shift;  ///< log2 of the tokens of a page
@@ -110,18 +112,21 @@ KVRT_DEVICE void rescale(RunningSoftmax<D, N>& r, const float (&m)[N][2], float 
   r.weight_scale = weight_scale;
 }
 
-/// Which slots are live: the ring interval of n_tokens from first_slot. Tiles are counted from that of first_slot.
-struct LiveSlots {
-  int first_slot, n_tokens, n_slots;
-  KVRT_DEVICE int tile_slot(int tile) const {
-    const int slot = (first_slot / kTileSlots + tile) * kTileSlots;
-    return slot - (slot >= n_slots ? n_slots : 0);
-  }
-  KVRT_DEVICE bool is_live(int slot) const {
-    const int offset = slot - first_slot + (slot < first_slot ? n_slots : 0);
+/// The slots of one tile: tiles are counted from that of the segment's first slot, whose first tile may hold both ends of a ring.
+struct TileSlots {
+  int tile_slot;  ///< of row 0
+  int behind;     ///< how many slots behind the segment's first one row 0 is
+  int n_tokens, n_slots;
+  KVRT_DEVICE bool is_live(int row) const {
+    const int of_row = behind + row, offset = of_row + (of_row < 0 ? n_slots : 0);
     return offset < n_tokens;
   }
 };
+template <class Shared>
+KVRT_DEVICE TileSlots slots_of_tile(const Shared& shared, int tile) {
+  const int first = cuda::reread(shared.first_slot), n_slots = cuda::reread(shared.n_slots), slot = (first / kTileSlots + tile) * kTileSlots;
+  return {slot - (slot >= n_slots ? n_slots : 0), tile * kTileSlots - first % kTileSlots, cuda::reread(shared.n_tokens), n_slots};
+}
 
 /// Score with `add` and the soft cap c: c tanh(score / c), which is c - 2 c / (1 + e^(2 score / c)).
 KVRT_DEVICE float capped_score(float score, float soft_cap) {
@@ -140,15 +145,13 @@ KVRT_DEVICE TilePlace place_tile(const Shared& shared, int tile, int tile_slot) 
 
 /// One warp's share of a chunk.
 template <class Keys, class Values, class Shared, int D, int N>
-KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, const Shared& shared,
-                              const typename Keys::template Query<N>& query, RunningSoftmax<D, N>& r) {
+KVRT_DEVICE void decode_tiles(const Shared& shared, const typename Keys::template Query<N>& query, RunningSoftmax<D, N>& r) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
-  const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
   const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v);
   bool is_first = true;
-  constexpr int kStepTiles = decode_step_tiles(D, N);
-  const int end = static_cast<int>(chunk.tile_end);
-  for (int begin = static_cast<int>(chunk.tile_begin) + kStepTiles * cuda::warp_index(); begin < end; begin += kStepTiles * kDecodeWarps) {
+  constexpr int kStepTiles = decode_step_tiles(D, N) < kMaxStepTiles<Keys> ? decode_step_tiles(D, N) : kMaxStepTiles<Keys>;
+  for (int begin = first_tile<Keys, kStepTiles>(shared.tile_begin); begin < cuda::reread(shared.tile_end);
+       begin = next_tile<Keys, kStepTiles>(begin, cuda::reread(shared.tile_begin))) {
     float s[kStepTiles][N][4];
     std::uint32_t params[kStepTiles][2];  // of the values of rows g and g + 8
     float m[N][2], largest = 0;
@@ -157,14 +160,14 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
     KVRT_UNROLL
     for (int t = 0; t < kStepTiles; ++t) {
       params[t][0] = params[t][1] = 0;
-      if (begin + t >= end) continue;
-      const int tile_slot = slots.tile_slot(begin + t);
-      const TilePlace place = place_tile(shared, begin + t, tile_slot);
+      if (begin + t >= cuda::reread(shared.tile_end)) continue;
+      const TileSlots slots = slots_of_tile(shared, begin + t);
+      const TilePlace place = place_tile(shared, begin + t, slots.tile_slot);
       Keys::template score<N>(shared.k, shared.keys, place, query, s[t]);
       const float soft_cap = cuda::reread(shared.soft_cap);
       KVRT_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const bool live = slots.is_live(tile_slot + g + 8 * i);
+        const bool live = slots.is_live(g + 8 * i);
         if (folds_scale) {
           const std::uint32_t stored = Values::row_params(shared.v, place.v, place.slot + g + 8 * i);
           params[t][i] = live ? stored : 0u;
@@ -193,13 +196,13 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
 
     KVRT_UNROLL
     for (int t = 0; t < kStepTiles; ++t) {
-      if (begin + t >= end) continue;
-      const int tile_slot = slots.tile_slot(begin + t);
-      const TilePlace place = place_tile(shared, begin + t, tile_slot);
+      if (begin + t >= cuda::reread(shared.tile_end)) continue;
+      const TileSlots slots = slots_of_tile(shared, begin + t);
+      const TilePlace place = place_tile(shared, begin + t, slots.tile_slot);
       std::uint32_t weights[N][2];
       KVRT_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const bool live = slots.is_live(tile_slot + g + 8 * i);
+        const bool live = slots.is_live(g + 8 * i);
         const float scale = (folds_scale ? Values::row_scale(shared.v, params[t][i]) : 1.0f) * r.weight_scale;
         const float lo = folds_scale ? Values::row_lo(shared.v, params[t][i]) : 0.0f;
         KVRT_UNROLL
@@ -218,7 +221,7 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
       }
       bool live[4];
       KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) live[i] = slots.is_live(tile_slot + value_token(quad, i));
+      for (int i = 0; i < 4; ++i) live[i] = slots.is_live(value_token(quad, i));
       Values::template accumulate<N>(shared.v, place.v, place.slot, live, weights, r.o);
     }
   }
@@ -306,13 +309,16 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, Sh
 
 /// Fills the shared memory of a CTA; a barrier must follow.
 template <class Keys, class Shared>
-KVRT_DEVICE void share_segment(const DecodeArgs& args, const DecodeWork& work, const Segment& segment, int k_channels, int v_channels, Shared& shared) {
+KVRT_DEVICE void share_segment(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, int k_channels, int v_channels, Shared& shared) {
   const int thread = cuda::thread_index();
   view_side(segment.k, k_channels, thread, kDecodeThreads, &shared.k);
   view_side(segment.v, v_channels, thread, kDecodeThreads, &shared.v);
   Keys::prepare(args, segment, shared.keys);
   if (thread != 0) return;
   shared.work = work;
+  shared.tile_begin = static_cast<std::int32_t>(chunk.tile_begin), shared.tile_end = static_cast<std::int32_t>(chunk.tile_end);
+  shared.first_slot = static_cast<std::int32_t>(segment.first_slot), shared.n_tokens = static_cast<std::int32_t>(segment.n_tokens);
+  shared.n_slots = static_cast<std::int32_t>(segment.n_slots);
   shared.pages = segment.pages;
   shared.soft_cap = args.soft_cap;
   int shift = 0;
@@ -325,12 +331,12 @@ KVRT_DEVICE const float* queries_of(const DecodeArgs& args, std::int64_t row, in
 }
 
 template <class Keys, class Values, class Shared, int D, int N>
-KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
+KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, Shared& shared) {
   typename Keys::template Query<N> query;
   Keys::template load<N>(shared.k, shared.keys, shared.query_memory(), queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
   RunningSoftmax<D, N> r;
   start_softmax(r);
-  decode_tiles<Keys, Values, Shared, D, N>(segment, chunk, shared, query, r);
+  decode_tiles<Keys, Values, Shared, D, N>(shared, query, r);
   merge_warps<Values, Shared, D, N>(args, r, shared);
 }
 
@@ -344,12 +350,12 @@ KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeA
   const DecodeWork work = decode_work<N>(args);
   const DecodeChunk& chunk = args.chunks[work.chunk];
   const Segment& segment = args.segments[chunk.segment];
-  share_segment<Keys>(args, work, segment, D / 4, D / 8, shared);
+  share_segment<Keys>(args, work, chunk, segment, D / 4, D / 8, shared);
   cuda::block_barrier();
   if (is_exact_segment(segment)) {
-    decode_chunk<ExactKeys, PlainValues<D, true, false>, Shared, D, N>(args, work, chunk, segment, shared);
+    decode_chunk<ExactKeys, PlainValues<D, true, false>, Shared, D, N>(args, work, chunk, shared);
   } else {
-    decode_chunk<Keys, Values, Shared, D, N>(args, work, chunk, segment, shared);
+    decode_chunk<Keys, Values, Shared, D, N>(args, work, chunk, shared);
   }
 }
 

@@ -25,6 +25,24 @@ struct TilePlace {
 };
 struct NothingShared {};
 
+/// Tiles that a warp takes one after the other before it passes those of the other warps: a page, where to enter one costs.
+template <class Keys>
+inline constexpr int kVisitTiles = 1;
+/// At most so many tiles at a time: fewer registers.
+template <class Keys>
+inline constexpr int kMaxStepTiles = 4;
+/// The tile after `tile`, of a warp that takes kStep at a time; chunk_begin: first tile of the chunk.
+template <class Keys, int kStep>
+KVRT_DEVICE int next_tile(int tile, int chunk_begin) {
+  constexpr int kVisit = kVisitTiles<Keys> > kStep ? kVisitTiles<Keys> : kStep;
+  const int next = tile + kStep;
+  return (next - chunk_begin) % kVisit == 0 ? next + kVisit * (kDecodeWarps - 1) : next;
+}
+template <class Keys, int kStep>
+KVRT_DEVICE int first_tile(int chunk_begin) {
+  return chunk_begin + (kVisitTiles<Keys> > kStep ? kVisitTiles<Keys> : kStep) * cuda::warp_index();
+}
+
 /// (scale', lo') pairs of fp16 for the two halves of a register.
 struct ValuePairs {
   std::uint32_t scale, lo;
@@ -172,6 +190,11 @@ struct CodedKeys {
   /// pairs_of(step, reg, p) gives the parameters of both rows.
   template <int N, class PairsOf>
   KVRT_DEVICE static void add_values(const KeyTile<Codes>& tile, std::uint32_t minus_zero, int quad, const Query<N>& query, float (&s)[N][4], PairsOf pairs_of) {
+    KVRT_UNROLL
+    for (int n = 0; n < N; ++n) {
+      KVRT_UNROLL
+      for (int i = 0; i < 4; ++i) s[n][i] = 0;
+    }
     KVRT_UNROLL
     for (int step = 0; step < D / 16; ++step) {
       std::uint32_t a[4];

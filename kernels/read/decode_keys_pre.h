@@ -56,6 +56,13 @@ KVRT_DEVICE float head_guard(const float* head, bool is_head, int dim, float (&s
   return guard;
 }
 
+template <class Codes, int D, int Distance>
+struct PreKeys;
+template <class Codes, int D, int Distance>
+inline constexpr int kVisitTiles<PreKeys<Codes, D, Distance>> = 4;  // 64 tokens, the usual page
+template <class Codes, int D, int Distance>
+inline constexpr int kMaxStepTiles<PreKeys<Codes, D, Distance>> = D == 128 ? 1 : 4;
+
 template <int D, int N>
 struct PreQuery {
   float scale[N][2];        ///< as in QueryFragments
@@ -138,7 +145,7 @@ struct PreKeys {
     }
     if (cuda::reread(shared.by_channel)) {
       const int channel_group = cuda::reread(view.channel_group), group = channel_group != 0 ? slot / channel_group : 0;
-      if (cuda::reread(shared.group[cuda::warp_index()]) != group) enter_group(view, shared, block, slot, group);
+      if (cuda::reread(shared.group[cuda::warp_index()]) != group) enter_group(view, shared, block, group);
       add_products<N>(view, shared, words, offset, s, [&](int i, std::uint32_t (&scale)[2][2], std::uint32_t (&lo)[2][2]) {
         const cuda::Words4 p = shared.scales[cuda::warp_index()][4 * i + quad];
         KVRT_UNROLL
@@ -265,8 +272,8 @@ struct PreKeys {
     }
   }
 
-  /// Parameters that do not change inside the group of tokens that `slot` is in, `center` added to the offsets.
-  KVRT_DEVICE static void enter_group(const SideView& view, const Shared& shared, const std::uint8_t* block, int slot, int group) {
+  /// Parameters that do not change inside a group of tokens (or at all), `center` added to the offsets.
+  KVRT_DEVICE static void enter_group(const SideView& view, const Shared& shared, const std::uint8_t* block, int group) {
     const int lane = cuda::lane_index(), warp = cuda::warp_index();
     cuda::warp_barrier();
     for (int e = lane; e < D / 4; e += cuda::kWarp) {
@@ -279,7 +286,7 @@ struct PreKeys {
           const int at = stored(e % 4, e / 4, member, half);
           const float mean = view.mean != nullptr ? cuda::load(view.mean + at) : 0.0f;
           if (view.channel_group != 0) {
-            const std::uint32_t params = load_channel_params<Codes>(view, block, slot, at);
+            const std::uint32_t params = cuda::load_shared_word(block + view.params + 4 * (group * D + at));
             grid[half][0] = value_scale<Codes>(view, params), grid[half][1] = value_lo<Codes>(view, params) + mean;
           } else {
             const ChannelGrid constant = view.ranges != nullptr ? channel_grid(view, at) : ChannelGrid{view.scale, view.lo};

@@ -25,6 +25,11 @@ struct PreExactQuery {
   const std::uint64_t* b;  ///< [N][piece][lane] operands B
 };
 
+template <int D>
+struct PreExactKeys;
+template <int D>
+inline constexpr int kMaxStepTiles<PreExactKeys<D>> = D == 128 ? 1 : 4;
+
 /// In the shared memory of the coded keys of the same kernel.
 template <int D>
 struct PreExactKeys {

@@ -33,7 +33,7 @@ struct Workspace {
   float* angles;        ///< [2][pairs]
 };
 static_assert(kRopeTile == kTile, "one tile's offsets");
-constexpr std::int64_t kSoftmaxFloats = 32;
+constexpr std::int64_t kSoftmaxFloats = 48;
 static_assert(sizeof(Softmax) <= kSoftmaxFloats * sizeof(float), "a state fits its place");
 
 /// Returns the floats needed; base may be null.
@@ -145,6 +145,61 @@ static TileParams unpack_key_columns(const TileRef& tile, Unpacker unpacker, boo
   if (tile.codec->out_per_mille > 0) add_outliers(*tile.codec, tile.block, tile.slot, begin, end, 1, kTile, w.columns);
   if (!raw) p.kind = ParamKind::kNone;
   return p;
+}
+
+/// Whether values are summed as codes, unpacked in registers: one scale and minimum a token join its p, and no query head asks twice.
+KVRT_INLINE bool sums_codes(const PageCodec& c, Unpacker unpacker, int n_queries) {
+  const int most = c.bits > 4 ? 4 : 8;  // eight heads read wide codes faster than they unpack them
+  if (unpacker != Unpacker::kVector || c.out_per_mille > 0 || n_queries > most) return false;
+  const bool whole_row = c.granularity == Granularity::kTensor || c.granularity == Granularity::kHead || c.group == c.head_dim;
+  return is_exact(c.format) || (whole_row && c.granularity != Granularity::kChannel && c.granularity != Granularity::kChannelStatic);
+}
+
+/// o += p times code for tokens [begin, end) and columns [c, c + kC vectors). p: [kB][kTile]; o: [kB][d].
+template <int kB, int kC, Base kBase, int kBits>
+KVRT_INLINE void accumulate_codes(const TileRef& tile, const float* book, int d, int c, int begin, int end, const float* p, float* o) {
+  const PageCodec& codec = *tile.codec;
+  F sum[kB][kC];
+  for (int g = 0; g < kB; ++g) {
+    for (int i = 0; i < kC; ++i) sum[g][i] = load<F>(o + static_cast<std::int64_t>(g) * d + c + i * kLanes);
+  }
+  const std::uint8_t* row = tile.block + static_cast<std::int64_t>(tile.slot + begin) * codec.row_bytes;
+  const std::uint8_t* plane_b = tile.block + codec.plane_b + static_cast<std::int64_t>(tile.slot + begin) * (codec.row_bytes / 2);
+  for (int t = begin; t < end; ++t, row += codec.row_bytes, plane_b += codec.row_bytes / 2) {
+    F v[kC];
+    for (int i = 0; i < kC; ++i) v[i] = base_value<kBase, kBits>(book, row_codes<kBase, kBits>(row, plane_b, c + i * kLanes));
+    for (int g = 0; g < kB; ++g) {
+      const F b = splat<F>(p[g * kTile + t]);
+      for (int i = 0; i < kC; ++i) sum[g][i] += b * v[i];
+    }
+  }
+  for (int g = 0; g < kB; ++g) {
+    for (int i = 0; i < kC; ++i) store(o + static_cast<std::int64_t>(g) * d + c + i * kLanes, sum[g][i]);
+  }
+}
+
+/// accumulate_tile() of a side that sums_codes(). p becomes p times scale.
+template <int kB>
+static void accumulate_code_tile(const TileRef& tile, int begin, int end, int first, const Workspace& w) {
+  constexpr int kC = kLanes == 16 ? (kB == 8 ? 2 : 4) : kB == 8 ? 1 : kB == 4 ? 2 : 4;
+  const int d = tile.codec->head_dim;
+  const TileParams params = load_params(*tile.codec, tile.block, tile.slot, tile.n_rows, w.params, w.words);
+  float* const p = w.scores + first * kTile;
+  for (int g = 0; params.kind == ParamKind::kToken && g < kB; ++g) {
+    for (int t = 0; t < tile.n_rows; t += kLanes) {
+      const F weight = load<F>(p + g * kTile + t);  // 0 where the token is not live, and its parameters anything
+      store(p + g * kTile + t, weight == 0.0f ? F{} : weight * load<F>(params.scale + t));
+      softmax_of(w, first + g)->lo += weight == 0.0f ? F{} : weight * load<F>(params.lo + t);
+    }
+  }
+  float* const o = w.o + static_cast<std::int64_t>(first) * d;
+  with_code_type(tile.codec->format, [&](auto type) {
+    constexpr Base kBase = decltype(type)::base;
+    constexpr int kBits = decltype(type)::bits;
+    int c = 0;
+    for (; c + kC * kLanes <= d; c += kC * kLanes) accumulate_codes<kB, kC, kBase, kBits>(tile, params.book, d, c, begin, end, p, o);
+    for (; c < d; c += kLanes) accumulate_codes<kB, 1, kBase, kBits>(tile, params.book, d, c, begin, end, p, o);
+  });
 }
 
 // --- queries ---
@@ -286,10 +341,12 @@ static void attend_tile(const HeadAttention& job, const TileRef& key, const Tile
     }
   });
   if (next.v) prefetch_tile(*value.codec, next.v, next.slot);
-  unpack_value_rows(value, v_unpacker, begin, end, w);
+  const bool codes = sums_codes(*value.codec, v_unpacker, job.n_queries);
+  if (!codes) unpack_value_rows(value, v_unpacker, begin, end, w);
   for_query_blocks(job.n_queries, [&](auto size, int first) {
     constexpr int kB = decltype(size)::n;
-    accumulate_tile<kB>(w.rows, static_cast<int>(width), begin, end, w.scores + first * kTile, w.o + first * width);
+    if (codes) accumulate_code_tile<kB>(value, begin, end, first, w);
+    else accumulate_tile<kB>(w.rows, static_cast<int>(width), begin, end, w.scores + first * kTile, w.o + first * width);
   });
 }
 
@@ -298,15 +355,15 @@ static void add_to_partial(const HeadAttention& job, const Workspace& w) {
   const int d = job.segment.k.codec.head_dim;
   for (int g = 0; g < job.n_queries; ++g) {
     const Softmax* s = softmax_of(w, g);
-    float l = 0;
-    for (int i = 0; i < kLanes; ++i) l += s->l[i];
+    float l = 0, lo = 0;
+    for (int i = 0; i < kLanes; ++i) l += s->l[i], lo += s->lo[i];
     const float top = maximum(s->m, job.out.m[g]), ours = exp2_lanes(splat<F>(s->m - top))[0];
     const float theirs = exp2_lanes(splat<F>(job.out.m[g] - top))[0];
     job.out.m[g] = top, job.out.l[g] = job.out.l[g] * theirs + l * ours;
     const float* o = w.o + static_cast<std::int64_t>(g) * padded_width(d);
     float* target = job.out.o + static_cast<std::int64_t>(g) * d;
     for (int c = 0; c < d; ++c) {
-      const float v = job.v_mean ? o[c] + job.v_mean[c] * l : o[c];
+      const float v = o[c] + (job.v_mean ? lo + job.v_mean[c] * l : lo);
       target[c] = target[c] * theirs + v * ours;
     }
   }
@@ -319,7 +376,7 @@ static void attend_head(const HeadAttention& job, float* workspace) {
   lay_out(s.k.codec.head_dim, job.n_queries, workspace, &w);
   const std::int64_t queries = padded_queries(job.n_queries), width = padded_width(s.k.codec.head_dim);
   for (std::int64_t i = 0; i < queries * width; ++i) w.o[i] = 0.0f;
-  for (std::int64_t g = 0; g < queries; ++g) *softmax_of(w, static_cast<int>(g)) = {kNoScore, F{}};
+  for (std::int64_t g = 0; g < queries; ++g) *softmax_of(w, static_cast<int>(g)) = {kNoScore, F{}, F{}};
   load_queries(job, w);
   const Unpacker k_unpacker = unpacker_of(s.k.codec), v_unpacker = unpacker_of(s.v.codec);
   const int page_tokens = s.k.codec.page_tokens;

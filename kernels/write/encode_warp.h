@@ -35,16 +35,20 @@ KVRT_DEVICE void from_frame_warp(const DeviceFrame& frame, int head, WarpRows& r
   cuda::warp_barrier();
 }
 
-/// Codes of one slot on grids that are fixed; spare: [D + D / 4].
+/// Codes of one slot on grids that are fixed; spare: [D + D / 4]. A barrier stands behind.
 KVRT_DEVICE void encode_codes_warp(const PageCodec& c, const float* x, int slot, std::uint8_t* block, float* spare) {
+  auto* const codes = reinterpret_cast<std::uint8_t*>(spare + c.head_dim);
+  const int lane = cuda::lane_index();
   if (c.ef_u) {  // each channel waits for the one before it: all lanes find the code, and share what it leaves to the others
-    auto* const codes = reinterpret_cast<std::uint8_t*>(spare + c.head_dim);
-    detail::feedback_codes(c, x, slot, block, {}, codes, spare, cuda::lane_index(), cuda::kWarp, [] { cuda::warp_barrier(); });
-    for (int piece = cuda::lane_index(); piece < detail::slot_pieces(c); piece += cuda::kWarp) {
-      detail::pack_slot_piece(c, slot, piece, [&](int d) { return codes[d]; }, block);
-    }
+    detail::feedback_codes(c, x, slot, block, {}, codes, spare, lane, cuda::kWarp, [] { cuda::warp_barrier(); });
   } else {
-    for (int piece = cuda::lane_index(); piece < detail::slot_pieces(c); piece += cuda::kWarp) detail::encode_piece(c, x, slot, piece, block);
+    for (int d = lane; d < c.head_dim; d += cuda::kWarp) {
+      codes[d] = grid_code(c.format, c.bits, c.codebook, detail::quiet(x[d]), detail::grid_at(c, block, slot, d));
+    }
+    cuda::warp_barrier();
+  }
+  for (int piece = lane; piece < detail::slot_pieces(c); piece += cuda::kWarp) {
+    detail::pack_slot_piece(c, slot, piece, [&](int d) { return codes[d]; }, block);
   }
   cuda::warp_barrier();
 }
@@ -65,7 +69,7 @@ KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, s
   }
   if constexpr (HasOutliers) {
     if (c.out_per_mille > 0) {
-      if (lane == 0) encode_row(c, x, slot, block, counters);
+      if (lane == 0) detail::encode_row_with_outliers(c, x, slot, block, counters);
       return cuda::warp_barrier();
     }
   }

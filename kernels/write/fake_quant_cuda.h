@@ -12,10 +12,12 @@ struct DeviceFakeQuantArgs {
   const DeviceLayer* layer;
   int side, n_heads;
   int step;                  ///< DeviceUnit::step(); divides n_tokens
-  bool has_outliers;         ///< out<p>, with step 1
+  bool has_outliers;         ///< out<p>
   std::int64_t n_tokens;
   const float* x;            ///< [n_tokens, H, D]
   float* out;                ///< the same; may be x
+  std::uint8_t* pages;       ///< out<p> of channel groups: [n_pages, page_bytes], one head block each; else null
+  std::int64_t n_pages, page_bytes;
 };
 Status fake_quant_cuda(const DeviceFakeQuantArgs& args, void* stream);
 

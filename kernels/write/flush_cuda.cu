@@ -28,7 +28,7 @@ KVRT_DEVICE void flush_group(const AppendArgs& args, int side, std::int64_t i, W
   const bool alone = HasOutliers && codec.out_per_mille > 0;  // one thread does it all
   for (int d = cuda::thread_index(); d < width && !alone; d += kAppendThreads) detail::store_channel_params(codec, scratch, width, slot, d, block, &counters);
   if constexpr (HasOutliers) {
-    if (alone && cuda::thread_index() == 0) encode_channel_group(codec, scratch, width, slot / step, block, &counters);
+    if (alone && cuda::thread_index() == 0) detail::encode_group_with_outliers(codec, scratch, width, slot / step, block, &counters);
   }
   if (unit.base_page.header > 0 && head == 0) {
     for (int t = cuda::thread_index(); t < step; t += kAppendThreads) {

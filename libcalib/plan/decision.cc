@@ -9,10 +9,12 @@ constexpr double kMeanRatio = 1.0;     // the mean holds as much energy as the v
 
 /// Best allowed option of one side with fewer (or more) bytes than the choice, the window fixed; the other side is fixed too, or
 /// follows under `same_kv`.
-std::optional<LayerOption> neighbour(const Candidates& c, std::size_t layer, Side side, const LayerOption& choice, bool cheaper) {
+std::optional<LayerOption> neighbour(const Candidates& c, std::size_t layer, Side side, const Found& found, bool cheaper) {
+  const LayerOption& choice = found.choice[layer];
   std::optional<LayerOption> best;
   for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
     const bool both = c.restrictions().same_kv;
+    if (found.data_free && kvrt::needs_calibration(c.scheme(s))) continue;
     if (!c.allowed(layer, side, s) || (both && !c.allowed(layer, side == Side::kK ? Side::kV : Side::kK, s))) continue;
     const LayerOption o = c.option(layer, side == Side::kK || both ? s : choice.k, side == Side::kV || both ? s : choice.v, choice.window);
     if (cheaper) {
@@ -53,11 +55,11 @@ std::vector<Reason> evidence_reasons(const kvrt::Scheme& scheme, Side side, cons
   return reasons;
 }
 
-std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Side side, const LayerOption& choice, double total_score,
-                                     double price, const quant::UnitEvidence* evidence) {
+std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Side side, const Found& found, const quant::UnitEvidence* evidence) {
+  const LayerOption& choice = found.choice[layer];
   const std::size_t scheme = side == Side::kK ? choice.k : choice.v;
   const double score = c.score(layer, side, scheme, choice.window), se = c.standard_error(layer, side, scheme, choice.window);
-  const double share = total_score > 0 ? score / total_score : 0;
+  const double share = found.score > 0 ? score / found.score : 0;
   std::vector<Reason> reasons;
   reasons.push_back({"score",
                      fmt::format("{} {:.3e} +- {:.1e}, {:.1f} % of the plan's sum", c.metric(), score, se, 100 * share),
@@ -72,7 +74,7 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
       reasons.push_back({"restricted", fmt::format("{} left out: {}", c.sens().schemes[excluded], why), {}});
   for (const bool cheaper : {true, false}) {
     if (tied) break;
-    const std::optional<LayerOption> o = neighbour(c, layer, side, choice, cheaper);
+    const std::optional<LayerOption> o = neighbour(c, layer, side, found, cheaper);
     if (!o) continue;
     const std::size_t other = side == Side::kK ? o->k : o->v;
     const double other_score = c.score(layer, side, other, o->window);
@@ -82,7 +84,7 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
                        {{"bytes", static_cast<double>(difference)}, {"score", other_score},
                         {"score_per_byte", (cheaper ? other_score - score : score - other_score) / static_cast<double>(difference)}}});
   }
-  if (price > 0)
+  if (const double price = found.solution.lambda; price > 0)
     reasons.push_back({"price", fmt::format("at this budget a byte is worth {:.3e} of {}", price, c.metric()), {{"score_per_byte", price}}});
   if (evidence)
     for (Reason& r : evidence_reasons(c.scheme(scheme), side, *evidence)) reasons.push_back(std::move(r));

@@ -30,17 +30,19 @@ class Alternatives {
     for (const LayerOption& o : found_.choice) n += (test(c_.scheme(o.k)) ? 1u : 0u) + (!keys_only && test(c_.scheme(o.v)) ? 1u : 0u);
     return n;
   }
+  /// The margin rule takes calibrated schemes out of every question.
+  bool usable(std::size_t scheme) const { return !found_.data_free || !kvrt::needs_calibration(c_.scheme(scheme)); }
   bool among_candidates(const SchemeTest& test, bool keys_only) const {
     for (std::size_t l = 0; l < c_.n_layers(); ++l)
       for (std::size_t s = 0; s < c_.sens().schemes.size(); ++s)
-        if (test(c_.scheme(s)) && (c_.allowed(l, Side::kK, s) || (!keys_only && c_.allowed(l, Side::kV, s)))) return true;
+        if (usable(s) && test(c_.scheme(s)) && (c_.allowed(l, Side::kK, s) || (!keys_only && c_.allowed(l, Side::kV, s)))) return true;
     return false;
   }
 
   /// Adds "NAME score (x times)" to `text` and the score to `numbers`; layers kept in bf16 are left alone.
   void ask(const std::string& name, const SchemeTest& test, bool keys_only, Reason& step) const {
     const Candidates::Filter filter = [&](std::size_t l, Side side, std::size_t s) {
-      return c_.skipped(l) || (keys_only && side == Side::kV) || test(c_.scheme(s));
+      return c_.skipped(l) || (usable(s) && ((keys_only && side == Side::kV) || test(c_.scheme(s))));
     };
     for (std::size_t l = 0; l < c_.n_layers(); ++l)
       for (const Side side : {Side::kK, Side::kV}) {
@@ -106,7 +108,7 @@ Reason window_step(const Candidates& c, const Found& found, const Alternatives& 
     return step;
   }
   for (std::size_t w = 0; w < c.sens().windows.size(); ++w) {
-    const std::vector<LayerGroup> groups = c.groups({w});
+    const std::vector<LayerGroup> groups = c.groups({w}, [&](std::size_t l, Side, std::size_t s) { return c.skipped(l) || ask.usable(s); });
     const std::optional<Solution> s = solve(knapsack(groups), ask.limit());
     ask.add(fmt::format("window {}", c.sens().windows[w]), s ? std::optional<double>(s->score) : std::nullopt, step);
   }
@@ -160,7 +162,7 @@ std::optional<MarginVerdict> apply_margin(const Candidates& c, std::int64_t limi
     }
   }
   if (verdict.data_free - verdict.calibrated <= 2 * verdict.se) {
-    verdict.data_free_taken = true;
+    verdict.data_free_taken = free->data_free = true;
     free->limit_bytes = found.limit_bytes;
     free->limit_score = found.limit_score;
     found = std::move(*free);

@@ -34,8 +34,11 @@ struct Found {
   double score = 0, se = 0;
   std::int64_t limit_bytes = 0;     ///< what a byte budget allowed; 0 without one
   double limit_score = 0;           ///< what a score limit allowed; 0 without one
+  bool data_free = false;           ///< the margin rule left only schemes without calibrated constants
 };
 
+/// A choice that no search made: sums, without limits.
+Found found_of(const Candidates& candidates, std::vector<LayerOption> choice);
 /// The best solution of all problems within `limit` bytes; empty if none fits.
 std::optional<Found> best_within(const Candidates& candidates, const std::vector<Problem>& problems, std::int64_t limit);
 

@@ -106,7 +106,8 @@ void append_default(CandidateList& list) {
 kvrt::Scheme parse_scheme(const std::string& text) {
   kvrt::Scheme scheme;
   std::string error;
-  if (!kvrt::parse_scheme(text, &scheme, &error)) fail(ErrorKind::kUsage, text, "{}", error);
+  if (!kvrt::parse_scheme(text, &scheme, &error))
+    fail(kvrt::other_encoding(text).empty() ? ErrorKind::kUsage : ErrorKind::kUnsupported, text, "{}", error);
   return scheme;
 }
 
@@ -156,6 +157,7 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
   }
   kvrt::Scheme scheme;
   std::string error;
+  if (sides.size() == 1 && !kvrt::other_encoding(text).empty()) fail(ErrorKind::kUnsupported, text, "{}", kvrt::other_encoding(text));
   if (sides.size() == 1 && kvrt::parse_scheme(text, &scheme, &error))
     fail(ErrorKind::kUsage, text, "one scheme, but K and V are two; write {}:{} for the same on both sides", text, text);
   fail(ErrorKind::kUsage, text, "neither a preset nor KSCHEME:VSCHEME; presets: {}", known_names());
@@ -202,6 +204,7 @@ CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
     } else {
       kvrt::Scheme scheme;
       std::string error;
+      if (!kvrt::other_encoding(item).empty()) fail(ErrorKind::kUnsupported, item, "{}", kvrt::other_encoding(item));
       if (!kvrt::parse_scheme(item, &scheme, &error))
         fail(ErrorKind::kUsage, item, "not a preset ({}), and as a scheme: {}", known_names(), error);
       const std::string canonical = kvrt::to_string(scheme);

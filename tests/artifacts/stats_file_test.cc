@@ -54,6 +54,7 @@ void expect_same_layer(const LayerStats& a, const LayerStats& b) {
   expect_same_gram(a.key_cov, b.key_cov);
   expect_same_gram(a.value_cov, b.value_cov);
   EXPECT_EQ(a.pair_absmax, b.pair_absmax);
+  EXPECT_EQ(a.output_moment, b.output_moment);
   ASSERT_EQ(a.attention.n_buckets(), b.attention.n_buckets());
   EXPECT_EQ(a.attention.rows_state(), b.attention.rows_state());
   EXPECT_EQ(a.attention.weight_state(), b.attention.weight_state());
@@ -82,6 +83,21 @@ TEST(StatsFile, RoundTrip) {
   EXPECT_EQ(read.reference.massive[1].layer, 2);
   ASSERT_EQ(read.layers.size(), 2u);
   for (std::size_t i = 0; i < 2; ++i) expect_same_layer(read.layers[i], written.layers[i]);
+}
+
+// Files of older versions have no moment of the output projection: they read, merge, and say so by an empty array.
+TEST(StatsFile, OutputMomentIsOptional) {
+  const TempFolder folder;
+  StatsFile with = test::example_stats(), without = with;
+  for (LayerStats& layer : with.layers) layer.output_moment.assign(2 * 16 * 16, 0.25);
+  write_stats_file(folder.file("with.h5"), with);
+  write_stats_file(folder.file("without.h5"), without);
+  LayerStats older = read_stats_file(folder.file("without.h5")).layers[1];
+  const LayerStats newer = read_stats_file(folder.file("with.h5")).layers[1];
+  EXPECT_TRUE(older.output_moment.empty());
+  EXPECT_EQ(newer.output_moment, with.layers[1].output_moment);
+  older.merge(newer);
+  EXPECT_EQ(older.output_moment, newer.output_moment);
 }
 
 TEST(StatsFile, WhatWasReadMergesLikeWhatWasMeasured) {

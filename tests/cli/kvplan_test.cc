@@ -156,7 +156,19 @@ TEST_F(Kvplan, UniformPresetsAndPairs) {
   EXPECT_EQ(memory.exit_code, 0) << memory.err;
   EXPECT_EQ(json::parse(memory.out)["contexts"][1]["effective_bits"], 8.0);
   expect_refusal("--uniform kivi5 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"kivi5", "kivi4"}, "no.json");
-  expect_refusal("--uniform kvquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"nuq4"}, "no.json");
+  // kvquant keeps one sink, these statistics four; and they were made without the moment that a codebook of values is weighted with.
+  expect_refusal("--uniform kvquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"nuq4", "--sinks 1"}, "no.json");
+  expect_refusal("--uniform bf16:nuq4.token.g --stats " + file("stats.h5") + " -o " + file("no.json"), 4, {"output_moment", "run kvcalib again"}, "no.json");
+  expect_refusal("--uniform bf16:int4.token.g.lowrank8 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"lowrank8"}, "no.json");
+  expect_refusal("--uniform fp8e4m3fnuz.head:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"largest value 240", "largest value 448"}, "no.json");  // QZ-08
+  const Outcome fitted = run("--uniform nuq3.channel.static.pre.out1:int4.token.g --stats " + file("stats.h5") + " -o " + file("fitted.json"));
+  ASSERT_EQ(fitted.exit_code, 0) << fitted.err;
+  const plan::Plan book = artifacts::read_plan(file("fitted.json"));
+  EXPECT_EQ(book.layers[0].k.params.codebook.size(), 8u);
+  EXPECT_EQ(book.layers[0].k.params.clip_hi.size(), 128u);
+  const Outcome clipped = run("--uniform int3.channel.g32.pre.clip.pair.ef:bf16 --stats " + file("stats.h5") + " -o " + file("clipped.json"));
+  ASSERT_EQ(clipped.exit_code, 0) << clipped.err;
+  EXPECT_EQ(artifacts::read_plan(file("clipped.json")).layers[0].k.params.clip_alpha.size(), 1u);
   expect_refusal("--uniform kivi4 --window 0 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"kivi4"}, "no.json");
   expect_refusal("--uniform kivi4 -o " + file("no.json"), 2, {"--stats"}, "no.json");
   expect_refusal("--uniform int4.token.g48:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"token.g48", "head_dim 64"}, "no.json");
@@ -262,7 +274,7 @@ TEST_F(Kvplan, MemoryOfAModel) {
     ASSERT_EQ(run(std::string("--uniform ") + name + " --stats " + file("stats.h5") + " -o " + file("u.json")).exit_code, 0);
     EXPECT_EQ(preset(of_stats, name)["bytes"].get<std::int64_t>(), artifacts::read_plan(file("u.json")).summary.bytes) << name;
   }
-  EXPECT_EQ(preset(of_stats, "kvquant4")["offered"], false);
+  EXPECT_EQ(preset(of_stats, "kvquant4")["offered"], true);
   EXPECT_GT(preset(of_stats, "kvquant4")["bytes"].get<std::int64_t>(), 0);
   EXPECT_EQ(preset(of_stats, "tiered4")["offered"], false);
   const Outcome text = run("memory --stats " + file("stats.h5"));

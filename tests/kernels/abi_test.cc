@@ -52,7 +52,9 @@ TEST(Abi, Argument) {
   std::vector<std::int64_t> i64(8);
   std::vector<std::int32_t> ids(64, 0);
   EXPECT_ERROR(spoiled([](Step* s) { s->layer = 4; }), KVRT_E_ARGUMENT, "layer 4 has no KV");
-  if (!kOnCuda) EXPECT_ERROR(spoiled([](Step* s) { s->stream = s; }), KVRT_E_ARGUMENT, "stream");
+  if (!kOnCuda) {
+    EXPECT_ERROR(spoiled([](Step* s) { s->stream = s; }), KVRT_E_ARGUMENT, "stream");
+  }
   EXPECT_ERROR(spoiled([](Step* s) { s->workspace.data = nullptr; }), KVRT_E_ARGUMENT, "workspace");
   EXPECT_ERROR(spoiled([](Step* s) { s->batch.seq_len = nullptr; }), KVRT_E_ARGUMENT, "seq_len");
   EXPECT_ERROR(spoiled([](Step* s) { s->batch.positions = nullptr; }), KVRT_E_ARGUMENT, "positions is null");

@@ -26,7 +26,13 @@ void expect_fake_quant(Cache* cache, const CacheShape& shape, kvrt_side side, co
   const std::int64_t length = cache->length(), coded = coded_end(tiers, length), row = cache->row();
   std::vector<float> base(x.begin() + tiers.n_sinks * row, x.begin() + coded * row), expected(base.size());
   kvrt_error err;
-  ASSERT_EQ(kvrt_fake_quant(cache->context(), Cache::kLayer, side, coded - tiers.n_sinks, base.data(), expected.data(), &err), KVRT_OK) << what << ": " << err.text;
+  const kvrt_status status = kvrt_fake_quant(cache->context(), Cache::kLayer, side, coded - tiers.n_sinks, base.data(), expected.data(), &err);
+  if (kOnCuda && status == KVRT_E_UNSUPPORTED) {  // outliers of channel groups: written by append alone
+    ASSERT_NE((side == KVRT_K ? shape.k : shape.v).find(".channel.g"), std::string::npos) << what << ": " << err.text;
+    ASSERT_NE((side == KVRT_K ? shape.k : shape.v).find(".out"), std::string::npos) << what << ": " << err.text;
+    return;
+  }
+  ASSERT_EQ(status, KVRT_OK) << what << ": " << err.text;
   ASSERT_GT(coded, tiers.n_sinks) << what;
   for (std::int64_t i = 0; i < length * row; ++i) {
     const std::int64_t t = i / row;
@@ -44,10 +50,11 @@ Tiers tiers_of(const CacheShape& shape) {
 }
 
 void write_then_gather(CacheShape shape) {
+  if (kOnCuda) shape.heads = 1;  // lanes are threads of control: fewer of them
   const std::string what = shape.k + " / " + shape.v + " W " + std::to_string(shape.window) + " " + shape.chan_perm;
   Cache cache(shape);
   ASSERT_TRUE(cache.status().ok()) << what << ": " << cache.status().text();
-  constexpr std::int64_t kTokens = 231;
+  constexpr std::int64_t kTokens = kOnCuda ? 171 : 231;
   const std::vector<float> k = normal_rows(1, kTokens * cache.row()), v = normal_rows(2, kTokens * cache.row(), 2, 0.3);
   const bool pre = shape.k.find(".pre") != std::string::npos;
   ASSERT_TRUE(cache.append({kTokens}, k.data(), v.data(), pre ? KVRT_PRE_ROPE : KVRT_POST_ROPE).ok());

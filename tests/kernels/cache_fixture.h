@@ -94,7 +94,7 @@ class Cache {
     status_ = PlanHandle::adopt(view, &plan_);
     if (!status_.ok()) return;
     kvrt_limits limits = {};
-    limits.max_batch = shape.n_seqs, limits.max_length = shape.max_length;
+    limits.max_batch = shape.n_seqs, limits.max_length = shape.max_length, limits.accept_two_pass = 1;
     limits.first_kv_head = shape.first_head, limits.n_kv_heads = shape.n_heads;
     const kvrt_device device = {shape.backend, 0};
     if (shape.storage_only) {

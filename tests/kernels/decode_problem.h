@@ -87,7 +87,7 @@ class DecodeProblem {
   std::vector<DecodeChunk> chunks_;
   std::vector<std::int64_t> first_chunk_;
   std::int64_t cache_bytes_ = 0;
-  DecodeUnit unit_ = {DecodeFamily::kB16, DecodeFamily::kB16, false, 0};
+  DecodeUnit unit_ = {DecodeFamily::kB16, DecodeFamily::kB16, KeyPairs::kNone, 0};
   DecodePath path_ = DecodePath::kFused;
   double unit_roundoff_ = 0x1p-11;
   DecodeReference reference_;

@@ -12,6 +12,12 @@ bool is_offered(CacheShape shape) {
   return !kOnCuda || Cache(shape).status().ok();
 }
 
+/// Kernels for keys before RoPE want both channels of a pair in one lane.
+void pair_channels(CacheShape* shape) {
+  const bool is_natural = shape->chan_perm == "natural" && shape->k.find(".pre") != std::string::npos;
+  if (kOnCuda && is_natural && shape->rope == KVRT_ROPE_HALF_SPLIT && shape->rotary_dim < 0) shape->chan_perm = "spread" + std::to_string(shape->width / 2);
+}
+
 /// Error of 16-bit operands against dense attention (KERNELS.md 7), 4 u (A_v + A_s) with u of bf16: of query head h, channel d.
 struct Tolerance16 {
   const std::vector<double>&query, &keys;  ///< after RoPE
@@ -19,6 +25,7 @@ struct Tolerance16 {
   const Dense& dense;
   const CacheShape& shape;
   std::int64_t n;
+  double soft_cap;
 
   std::vector<double> operator()() const {
     std::vector<double> out(dense.out.size());
@@ -31,7 +38,7 @@ struct Tolerance16 {
           const double term = scale * query[static_cast<std::size_t>(h * shape.width + d)] * keys[static_cast<std::size_t>(row * shape.width + d)];
           dot += term, magnitude += std::fabs(term);
         }
-        const double p = std::exp(dot - dense.lse[static_cast<std::size_t>(h)]);
+        const double p = std::exp((soft_cap > 0 ? soft_cap * std::tanh(dot / soft_cap) : dot) - dense.lse[static_cast<std::size_t>(h)]);
         for (int d = 0; d < shape.width; ++d) {
           const std::size_t at = static_cast<std::size_t>(h * shape.width + d);
           const double v = values[static_cast<std::size_t>(row * shape.width + d)];
@@ -49,10 +56,12 @@ struct Case {
   std::int64_t n = 0;
   double soft_cap = 0;
   bool learned = false;
+  int n_run = 0;  ///< on cuda
 
   void run() {
     if (kOnCuda) {
-      if (is_offered(shape) && soft_cap == 0) run_within(0x1p-6);  // of the log-sum-exp
+      pair_channels(&shape);
+      if (is_offered(shape)) run_within(0x1p-6), ++n_run;  // of the log-sum-exp
       return;
     }
     shape.backend = KVRT_BACKEND_REF;
@@ -79,7 +88,7 @@ struct Case {
     for (int h = 0; h < shape.heads * shape.group; ++h) rotate_row(shape, cache.inv_freq(), n - 1, &query[static_cast<std::size_t>(h * shape.width)]);
     const Dense dense = dense_attention(query, rotated, values, n, shape.heads, shape.group, shape.width, 1.0 / std::sqrt(static_cast<double>(shape.width)), soft_cap,
                                         attn.sink_logit);
-    const std::vector<double> allowed = kOnCuda ? Tolerance16{query, rotated, values, dense, shape, n}() : std::vector<double>();
+    const std::vector<double> allowed = kOnCuda ? Tolerance16{query, rotated, values, dense, shape, n, soft_cap}() : std::vector<double>();
     for (std::size_t i = 0; i < out.size(); ++i) {
       ASSERT_NEAR(out[i], dense.out[i], kOnCuda ? allowed[i] : tolerance * (1 + std::fabs(dense.out[i]))) << what << " element " << i;
     }
@@ -87,7 +96,7 @@ struct Case {
       ASSERT_NEAR(lse[h], dense.lse[h], tolerance * (1 + std::fabs(dense.lse[h]))) << what;
       double sum = learned ? std::exp(1.5 - dense.lse[h]) : 0;
       for (int s = 0; s < KVRT_SEGMENTS; ++s) sum += mass[h * KVRT_SEGMENTS + static_cast<std::size_t>(s)];
-      ASSERT_NEAR(sum, 1.0, 1e-5) << what;
+      ASSERT_NEAR(sum, 1.0, kOnCuda ? 1e-4 : 1e-5) << what;
     }
   }
 };
@@ -101,21 +110,27 @@ const char* const kUniform[][2] = {
     {"int4.channel.g64.pre.out1", "nuq3.token.g.out1"}, {"int3.channel.g32.clip.out2.pair", "int4.token.g.out0.5"}, {"int4.token.g.had.out1", "int2.channel.g32.out2"}};
 
 TEST(Decode, EqualsDenseSoftmaxOverGatheredRows) {
+  int n_run = 0;
   for (const auto& pair : kUniform) {
     for (const int width : {64, 80, 96, 128}) {
-      for (const int group : {1, 3, 4, 8}) {
+      for (const int group : kOnCuda ? std::vector<int>{3} : std::vector<int>{1, 3, 4, 8}) {
         Case c;
         c.shape.k = pair[0], c.shape.v = pair[1], c.shape.width = width, c.shape.group = group, c.shape.heads = group == 3 ? 2 : 1;
         c.n = 150;
         c.run();
+        n_run += c.n_run;
       }
     }
+  }
+  if (kOnCuda) {
+    EXPECT_GE(n_run, 45);  // all but outliers and fp8e5m2
   }
 }
 
 TEST(Decode, EveryTailAndRingPlace) {  // bug classes 2, 9, 14: whatever lies behind the last token is 0xFF
   for (const auto& pair : kUniform) {
-    for (const std::int64_t n : {1, 2, 4, 5, 15, 17, 63, 65, 67, 99, 100, 101, 127, 129, 131, 203}) {
+    const std::vector<std::int64_t> all = {1, 2, 4, 5, 15, 17, 63, 65, 67, 99, 100, 101, 127, 129, 131, 203}, few = {1, 5, 17, 67, 131};
+    for (const std::int64_t n : kOnCuda ? few : all) {
       Case c;
       c.shape.k = pair[0], c.shape.v = pair[1];
       c.shape.window = n % 2 ? 8 : 32;
@@ -220,6 +235,7 @@ TEST(Decode, PositionsFarOut) {
   shape.k = "int8.channel.g32.pre", shape.max_length = std::int64_t{1} << 20;
   shape.n_seqs = 1;
   shape.heads = 1, shape.group = 1;
+  pair_channels(&shape);
   if (!is_offered(shape)) GTEST_SKIP() << "no kernel for " << shape.k;
   Cache near(shape), far(shape);
   far.first_position = (std::int64_t{1} << 20) - 200;
@@ -228,12 +244,13 @@ TEST(Decode, PositionsFarOut) {
   ASSERT_TRUE(near.append(200, k.data(), k.data()).ok() && far.append(200, k.data(), k.data()).ok());
   ASSERT_TRUE(near.decode(near.attn(q.data(), a.data())).ok() && far.decode(far.attn(q.data(), b.data())).ok());
   // Attention depends on distances alone; angles of 10^6 radians leave 1e-7 after the fp32 tables.
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 2e-5);
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], kOnCuda ? 2e-3 : 2e-5);  // on cuda: keys are rotated in fp16
 }
 
 TEST(Decode, ABatchIsItsSequencesAndThreadsDoNotMatter) {
   CacheShape shape;
   shape.k = "int4.channel.g32.pre", shape.n_seqs = 3;
+  pair_channels(&shape);
   if (!is_offered(shape)) GTEST_SKIP() << "no kernel for " << shape.k;
   Cache together(shape), alone(shape);
   const std::int64_t row = together.row(), q_row = together.q_row(), lengths[] = {40, 171, 6};
@@ -264,8 +281,9 @@ TEST(Decode, ABatchIsItsSequencesAndThreadsDoNotMatter) {
     }
     for (std::thread& t : threads) t.join();
   };
+  const kvrt_device device = {kTestBackend, 0};
   kvrt_context* context = nullptr;
-  ASSERT_EQ(kvrt_context_create(together.plan(), nullptr, &limits, &context, &err), KVRT_OK) << err.text;
+  ASSERT_EQ(kvrt_context_create(together.plan(), &device, &limits, &context, &err), KVRT_OK) << err.text;
   std::vector<std::uint8_t> scratch(static_cast<std::size_t>(kvrt_workspace_bytes(context)), 0xFF);
   const kvrt_workspace many = {scratch.data(), static_cast<std::int64_t>(scratch.size())};
   std::vector<float> threaded(q.size(), NAN);
@@ -278,6 +296,7 @@ TEST(Decode, ABatchIsItsSequencesAndThreadsDoNotMatter) {
 TEST(Decode, ForkedPagesDecodeAlike) {
   CacheShape shape;
   shape.k = "int4.channel.g32.pre", shape.n_seqs = 2;
+  pair_channels(&shape);
   if (!is_offered(shape)) GTEST_SKIP() << "no kernel for " << shape.k;
   Cache cache(shape);
   const std::vector<float> k = normal_rows(32, 180 * cache.row()), q = normal_rows(33, cache.q_row());

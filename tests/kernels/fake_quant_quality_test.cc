@@ -174,7 +174,8 @@ const char* const kAllForms[] = {"int8.token.g", "int4.token.g32", "int3.token.g
                                  "q4_1", "q5_0", "q5_1", "fp8e5m2.token.g", "sint8.token.g", "sint4.token.g32",
                                  "bf16", "fp16", "int4.token.g.had", "fp8e4m3.token.g.had", "q4_0.had", "q8_0.had",
                                  "lm4.token.g", "lm3.token.g.had", "lm2.token.g32", "iq4_nl", "nvfp4", "mxfp4", "mxfp4.had", "int4.token.g32.smooth",
-                                 "lm4.token.g.smooth.had"};
+                                 "lm4.token.g.smooth.had", "int4.token.g.clip", "int2.channel.g32.clip", "fp8e4m3.token.g32.clip", "int4.channel.g32.pair",
+                                 "int4.token.g32.out1", "int3.channel.g64.out2", "int4.channel.g32.clip.out1.pair"};
 
 // QZ-06
 TEST(FakeQuantQuality, ZerosComeBackAsZerosAndSubnormalsStayFinite) {
@@ -182,7 +183,7 @@ TEST(FakeQuantQuality, ZerosComeBackAsZerosAndSubnormalsStayFinite) {
     Call call(scheme, 64, 2, 64);
     for (const float v : call.run()) ASSERT_EQ(v, 0.0f) << scheme;
     call.fill_normal(3);
-    for (std::size_t t = 0; t < 64; ++t) call.x[t * 128 + 5] = 0;      // a channel of zeros
+    for (std::size_t t = 0; t < 64; ++t) call.x[t * 128 + 5] = call.x[t * 128 + 37] = 0;  // a RoPE pair of zeros
     for (std::size_t c = 0; c < 128; ++c) call.x[7 * 128 + c] = 0;     // a token of zeros
     const std::vector<float> out = call.run();
     const bool by_channel = call.scheme.granularity == Granularity::kChannel;

@@ -155,6 +155,12 @@ TEST(Scheme, HadamardIsOfferedWhereAMatrixExists) {
   EXPECT_EQ(llamacpp_hadamard_order(256, false).size, 64);
 }
 
+TEST(Scheme, TheOtherFp8EncodingsAreNamed) {  // CASES.md QZ-08
+  EXPECT_THAT(refusal("fp8e4m3fnuz.head"), AllOf(HasSubstr("'fp8e4m3fnuz' (largest value 240)"), HasSubstr("fp8e4m3 (largest value 448)")));
+  EXPECT_THAT(other_encoding("fp8e5m2fnuz"), HasSubstr("fp8e5m2 (exponent bias 15)"));
+  EXPECT_THAT(other_encoding("fp8e4m3.head"), IsEmpty());
+}
+
 TEST(Scheme, WhatThisBuildOffersIsSaid) {
   for (const char* text : {"bf16", "fp16.pre", "int8.token.g", "int4.token.g64.center.had", "int3.channel.g64.pre", "int2.channel.g32",
                            "int4.channel.g32.pre.center", "fp8e4m3.tensor", "fp8e4m3.head.had", "fp8e4m3.token.g32.pre.center", "q8_0",

@@ -90,6 +90,12 @@ std::vector<float> last_logits(const model::StreamingModel& model, const std::ve
 
 void load_and_drop_head(const model::StreamingModel& model) { model.load_head(); }
 
+double squared_norm_of_output_projection(const model::StreamingModel& model, std::int64_t layer) {
+  double sum = 0;
+  for (const float w : to_vector(model.load_block(layer)->output_projection())) sum += static_cast<double>(w) * w;
+  return sum;
+}
+
 double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size() || a.empty()) return std::numeric_limits<double>::infinity();
   double largest = 0, difference = 0;

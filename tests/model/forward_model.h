@@ -28,6 +28,9 @@ Forward run_forward(const std::string& path, const std::vector<text::TokenId>& i
 /// Logits of the last position only.
 std::vector<float> last_logits(const model::StreamingModel& model, const std::vector<text::TokenId>& ids);
 
+/// Sum of the squares of one layer's W_o.
+double squared_norm_of_output_projection(const model::StreamingModel& model, std::int64_t layer);
+
 /// Loads the head and drops it: what load_head() throws comes out.
 void load_and_drop_head(const model::StreamingModel& model);
 

@@ -132,15 +132,23 @@ TEST(ModelGolden, GemmaFromGgufMatchesReference) {  // norms there hold 1 + w
   expect_golden(run_forward(path, want["ids"].get<std::vector<text::TokenId>>()), want);
 }
 
-TEST(RealModelGolden, SmolLm2MatchesReference) {
-  const char* named = std::getenv("KVCALIB_MODEL");
-  const json want = golden("smollm2");
-  std::string path = named ? named : "";
-  for (const std::string& folder : {std::string(CALIB_SOURCE_DIR) + "/models", std::string(CALIB_SOURCE_DIR) + "/build/models"})
-    if (path.empty() && std::filesystem::exists(folder + "/" + want["file"].get<std::string>())) path = folder + "/" + want["file"].get<std::string>();
-  if (path.empty()) GTEST_SKIP() << "SKIP RealModelGolden: " << want["file"] << " not found; set KVCALIB_MODEL or run scripts/demo";
+/// A file named by an environment variable, or one that a script left under the source or build folder; empty if there is none.
+std::string real_model(const char* variable, const std::string& file) {
+  if (const char* named = std::getenv(variable)) return named;
+  for (const char* folder : {"/models/", "/build/models/", "/demo-out/"})
+    if (const std::string path = CALIB_SOURCE_DIR + std::string(folder) + file; std::filesystem::exists(path)) return path;
+  return {};
+}
+
+void expect_real_golden(const char* name, const char* variable, const char* fetch) {
+  const json want = golden(name);
+  const std::string file = want["file"].get<std::string>(), path = real_model(variable, file);
+  if (path.empty()) GTEST_SKIP() << "SKIP RealModelGolden: " << file << " not found; set " << variable << " or run scripts/fetch_model " << fetch;
   expect_golden(run_forward(path, want["ids"].get<std::vector<text::TokenId>>()), want);
 }
+
+TEST(RealModelGolden, SmolLm2MatchesReference) { expect_real_golden("smollm2", "KVCALIB_MODEL", "smollm2"); }
+TEST(RealModelGolden, Gemma3MatchesReference) { expect_real_golden("gemma3_270m", "KVCALIB_GEMMA_MODEL", "gemma3"); }
 
 }  // namespace
 }  // namespace calib::test

@@ -57,6 +57,27 @@ double total(const model::ReferenceNll& nll) {
   return sum;
 }
 
+// Sum over each KV head's query heads of W_o^T W_o: symmetric, positive, and its trace is the squared norm of the whole projection.
+TEST(StreamingRunner, OutputMomentComesFromTheWeights) {
+  const Tiny tiny(make_tiny_model("m-llama"));
+  const StreamingModel opened = tiny.open();
+  const Calibrated c = calibrate(opened, documents({20}));
+  for (std::size_t l = 0; l < c.layers.size(); ++l) {
+    const LayerGeometry& g = c.layers[l].geometry();
+    const auto d = static_cast<std::size_t>(g.head_dim);
+    const std::vector<double>& m = c.layers[l].output_moment;
+    ASSERT_EQ(m.size(), static_cast<std::size_t>(g.n_kv_heads) * d * d);
+    double trace = 0;
+    for (std::size_t i = 0; i < m.size(); ++i) {
+      const std::size_t h = i / (d * d), r = i / d % d, s = i % d;
+      EXPECT_EQ(m[i], m[(h * d + s) * d + r]);
+      if (r == s) trace += m[i];
+    }
+    EXPECT_NEAR(trace, squared_norm_of_output_projection(opened, static_cast<std::int64_t>(l)), 1e-6 * trace);
+    EXPECT_GT(trace, 0);
+  }
+}
+
 TEST(StreamingRunner, SpillingChangesNothing) {
   const Tiny tiny(make_tiny_model("m-llama"));
   const auto docs = documents({100, 30, 300, 64});

@@ -126,6 +126,10 @@ TEST(DecisionFlow, MarginRule) {
   EXPECT_THAT(steps_of(doubtful)["margin"].text, HasSubstr("the data-free plan is taken"));
   EXPECT_THAT(steps_of(clear)["margin"].text, HasSubstr("calibration pays"));
   EXPECT_EQ(doubtful.summary.predicted->score, numbers["data_free"]);
+  // Nothing calibrated is held against a data-free plan afterwards.
+  for (const LayerPlan& layer : doubtful.layers)
+    for (const Reason& r : layer.k.why) EXPECT_THAT(r.text, testing::Not(HasSubstr("center"))) << r.rule;
+  for (const auto& [name, score] : numbers_of(steps_of(doubtful)["bits"])) EXPECT_GE(score, numbers["data_free"] * (1 - 1e-12)) << name;
   // A plan that needs no calibration has nothing to prove.
   EXPECT_EQ(steps_of(margin_plan(-0.5, 0.2)).count("margin"), 0u);
 }

@@ -174,6 +174,17 @@ TEST_F(PlanFile, NumbersAreTypedStrictlyAndSpeltFreely) {
   }
 }
 
+// CASES.md QZ-08: one name, two encodings. absmax 18.265625 over 448 and over 240.
+TEST_F(PlanFile, ScalesOfTheOtherFp8EncodingAreAMismatch) {
+  write_plan(fp8_plan(), path());
+  EXPECT_THAT(text(), HasSubstr("\"scale\": 0.040771484375"));
+  replace("\"scale\": 0.040771484375", "\"scale\": 0.07610677083333333");
+  expect_error([&] { read(); }, ErrorKind::kMismatch, {"fp8e4m3fnuz (largest value 240)", "fp8e4m3.tensor (largest value 448"});
+  write_plan(fp8_plan(), path());
+  replace("\"scheme\": \"fp8e4m3.tensor\"", "\"scheme\": \"fp8e4m3fnuz.tensor\"");
+  expect_error([&] { read(); }, ErrorKind::kUnsupported, {"fp8e4m3fnuz", "fp8e4m3 (largest value 448)"});
+}
+
 // CASES.md PJ-02, PJ-03.
 TEST_F(PlanFile, IndependentOfTheGlobalLocale) {
   struct Comma : std::numpunct<char> {

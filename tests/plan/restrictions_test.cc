@@ -127,7 +127,8 @@ TEST(Restrictions, OnePairForTheWholeModel) {
   }
   // It is the best uniform pair, which is a baseline too.
   for (const Baseline& b : plan.baselines) {
-    if (b.name == "uniform") EXPECT_NEAR(plan.summary.predicted->score, b.score, 1e-12 * b.score);
+    if (b.name != "uniform") continue;
+    EXPECT_NEAR(plan.summary.predicted->score, b.score, 1e-12 * b.score);
   }
   ASSERT_FALSE(plan.fallback.empty());
   for (const Rung& rung : plan.fallback) EXPECT_EQ(rung.changes.size(), 6u);

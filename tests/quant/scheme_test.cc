@@ -57,6 +57,16 @@ TEST(Scheme, NotOfferedIsUnsupportedAndNamed) {
   }
 }
 
+TEST(Scheme, TheOtherFp8EncodingIsUnsupported) {  // CASES.md QZ-08
+  const std::function<void()> calls[] = {[] { parse_scheme("fp8e4m3fnuz.head"); }, [] { resolve_candidates("fp8e4m3fnuz.head"); }, [] { resolve_preset("fp8e4m3fnuz.head", 64); },
+                                         [] { resolve_preset("bf16:fp8e5m2fnuz.tensor", 64); }};
+  for (const auto& call : calls) {
+    const Error e = error_of(call);
+    EXPECT_EQ(exit_code(e.kind()), 7);
+    EXPECT_THAT(e.what(), HasSubstr("another encoding than fp8e"));
+  }
+}
+
 TEST(Scheme, PairsNeedRopeThatMapsGroupsOntoGroups) {
   check_scheme(parse_scheme("int4.channel.g64.pre.clip.out1.pair.ef"), quant_test::geometry(), Side::kK);
   check_scheme(parse_scheme("int4.token.g32.pair"), quant_test::geometry(), Side::kK);

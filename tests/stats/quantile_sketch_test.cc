@@ -118,6 +118,24 @@ TEST(QuantileSketch, OctavesRebuildTheSketch) {
   EXPECT_FALSE(QuantileSketch::is_octave(-1));
 }
 
+TEST(QuantileSketch, BucketsHoldEveryValueOnce) {
+  QuantileSketch sketch;
+  double sum = 0;
+  for (int i = -50; i <= 50; ++i) {
+    sketch.add(static_cast<float>(i) * 0.37f);
+    sum += std::fabs(i * 0.37);
+  }
+  std::uint64_t count = 0, zeros = 0;
+  double of_buckets = 0;
+  for (const QuantileSketch::Bucket& b : sketch.buckets()) {
+    count += b.count, of_buckets += std::fabs(b.midpoint) * static_cast<double>(b.count);
+    if (b.midpoint == 0) zeros += b.count;
+  }
+  EXPECT_EQ(count, 101u);
+  EXPECT_EQ(zeros, 1u);
+  EXPECT_NEAR(of_buckets, sum, sum / 128);
+}
+
 TEST(QuantileSketch, EveryColumnGoesToItsOwnSketch) {
   constexpr std::size_t kColumns = 19, kStride = 23, kRows = 100;  // two blocks of eight, and a rest
   const std::vector<float> x = test::normal_floats(kRows * kStride, 7);

@@ -33,7 +33,9 @@ void add(TinyModel& m, const std::string& name, std::vector<std::int64_t> shape)
   if (t.shape.size() == 1) {
     t.values.assign(n, ends_with(name, ".bias") || m.gemma() ? 0.0f : 1.0f);
   } else {
-    const double scale = name == "model.embed_tokens.weight" ? 1.0 : 1.0 / std::sqrt(static_cast<double>(t.shape[1]));
+    // Embedding rows of gemma are scaled up when they are read; tied to the head, rows of unit elements would drown everything else.
+    const bool unit = name == "model.embed_tokens.weight" && !m.gemma();
+    const double scale = unit ? 1.0 : 1.0 / std::sqrt(static_cast<double>(t.shape[1]));
     Rng rng = Rng::for_item(kSeed, fnv1a64(name));
     t.values.resize(n);
     for (float& v : t.values) v = static_cast<float>(rng.normal() * scale);

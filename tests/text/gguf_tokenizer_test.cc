@@ -21,7 +21,7 @@ struct Vocab {
   std::vector<std::int32_t> types = {1, 1, 1, 1, 3, 1};
   std::vector<std::string> merges = {"a b"};
   std::vector<float> scores;
-  std::optional<bool> add_bos;
+  std::optional<bool> add_bos, add_space_prefix;
   std::optional<std::uint32_t> bos = 4;
 };
 
@@ -34,6 +34,7 @@ std::unique_ptr<Tokenizer> load_vocab(const Vocab& v, const LogSink& log = {}) {
   if (!v.merges.empty()) out.add_array("tokenizer.ggml.merges", v.merges);
   if (!v.scores.empty()) out.add_array("tokenizer.ggml.scores", v.scores);
   if (v.add_bos) out.add<bool>("tokenizer.ggml.add_bos_token", *v.add_bos);
+  if (v.add_space_prefix) out.add<bool>("tokenizer.ggml.add_space_prefix", *v.add_space_prefix);
   if (v.bos) out.add<std::uint32_t>("tokenizer.ggml.bos_token_id", *v.bos);
   const TempFolder folder;
   write_file(folder.file("v.gguf"), out.bytes());
@@ -127,6 +128,33 @@ TEST(GgufTokenizer, SentencePieceVocabulary) {
   EXPECT_EQ(t->encode("a<tool>a"), (Ids{5, 7, 5})) << "user-defined entries are found in raw text";
   EXPECT_EQ(t->piece(5), " a");
   EXPECT_EQ(t->piece(6), "b");
+}
+
+// No space in front, runs of spaces and line ends as entries of their own, specials in the middle of text only if asked for.
+TEST(GgufTokenizer, GemmaVocabulary) {
+  Vocab v;
+  v.model = "llama";
+  v.pre = "default";
+  v.tokens = {"<pad>", "<eos>", "<bos>", "<unk>", "\n", "\n\n", "  ", "▁", "a", "b", "▁a", "ab", "zz", "<0xC3>", "<0xA9>", "[multimodal]", "aa"};
+  v.types = {3, 3, 3, 3, 4, 4, 4, 1, 1, 1, 1, 1, 1, 6, 6, 4, 1};
+  v.scores = {-1000, -1000, -1000, -1000, -1000, -1000, -1000, -9, -8, -7, -1, -2, -3, -1000, -1000, -1000, -2};
+  v.merges.clear();
+  v.bos = 2;
+  v.add_bos = true;
+  v.add_space_prefix = false;
+  const auto t = load_vocab(v);
+  EXPECT_TRUE(t->adds_bos());
+  EXPECT_EQ(t->bos(), 2);
+  EXPECT_EQ(t->encode("ab"), (Ids{11})) << "nothing in front";
+  EXPECT_EQ(t->encode(" ab"), (Ids{10, 9})) << "the best score joins first";
+  EXPECT_EQ(t->encode("aab"), (Ids{16, 9})) << "equal scores: the leftmost";
+  EXPECT_EQ(t->encode("  a"), (Ids{6, 8})) << "runs are cut out before anything is joined";
+  EXPECT_EQ(t->encode("   a"), (Ids{6, 10}));
+  EXPECT_EQ(t->encode("a\n\n\nb"), (Ids{8, 5, 4, 9}));
+  EXPECT_EQ(t->encode("\xC3\xA9"), (Ids{13, 14}));
+  EXPECT_EQ(t->encode("a[multimodal]b"), (Ids{8, 15, 9}));
+  EXPECT_EQ(t->encode("a<bos>b", true), (Ids{8, 2, 9}));
+  EXPECT_THAT(error_text(ErrorKind::kFormat, [&] { t->encode("a<bos>b"); }), HasSubstr("U+003C")) << "literal, and not expressible";
 }
 
 TEST(GgufTokenizer, HashFollowsTheVocabulary) {

@@ -8,13 +8,12 @@
 #include <ostream>
 
 #include "kernels/core/device.h"
-#include "kernels/kvrt.hpp"
 
 namespace kvrt::testing {
 namespace {
 
-constexpr int kLayer = 0, kSeqs = 2;
-constexpr std::int64_t kPrefill[kSeqs] = {141, 30}, kSingleSteps = 37;
+constexpr int kSeqs = 2;
+constexpr std::int64_t kPrefill[kSeqs] = {269, 30}, kSingleSteps = 37;
 constexpr std::int64_t kLengths[kSeqs] = {kPrefill[0] + kSingleSteps, kPrefill[1] + kSingleSteps};
 constexpr char kMagic[] = "kvrt context goldens 1\n";
 
@@ -71,10 +70,12 @@ class Memory {
 /// Constants of a scheme that the specs use: mean, thresholds.
 struct Constants {
   std::vector<float> mean, lo, hi;
+  std::string chan_perm;
   kvrt_unit_view view(const char* scheme, int heads, int width) {
     kvrt_unit_view u = {};
     u.scheme = scheme;
     const std::string text = scheme;
+    if (text.find(".pre") != std::string::npos) chan_perm = "spread" + std::to_string(width / 2), u.chan_perm = chan_perm.c_str();
     if (text.find(".center") != std::string::npos) mean = rows_of(77, std::int64_t{heads} * width), u.mean = mean.data();
     const std::size_t n = text.find(".channel.static") != std::string::npos ? static_cast<std::size_t>(heads * width) : text.find(".head") != std::string::npos ? static_cast<std::size_t>(heads) : 0;
     lo.assign(n, -4.0f), hi.assign(n, 4.0f);
@@ -89,7 +90,7 @@ Status make_plan(const ContextSpec& s, PlanHandle* plan) {
   for (int i = 0; i < s.head_dim / 2; ++i) inv_freq.push_back(std::pow(10000.0, -2.0 * i / s.head_dim));
   Constants k, v;
   kvrt_layer_view layer = {};
-  layer.index = kLayer, layer.n_q_heads = s.n_kv_heads * s.group, layer.n_kv_heads = s.n_kv_heads, layer.head_dim = s.head_dim;
+  layer.index = 0, layer.n_q_heads = s.n_kv_heads * s.group, layer.n_kv_heads = s.n_kv_heads, layer.head_dim = s.head_dim;
   layer.rotary_dim = s.head_dim, layer.rope_style = KVRT_ROPE_HALF_SPLIT, layer.attention_factor = 1, layer.inv_freq = inv_freq.data();
   layer.softmax_scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   layer.sink_tokens = 4, layer.window_tokens = s.window;
@@ -105,9 +106,9 @@ struct Lists {
   std::int64_t offsets[KVRT_SALIENT][kSeqs + 1] = {};
   std::int64_t n_exact = 1, n_base = 1;
 
-  Status make(const ContextHandle& context) {
+  Status make(const ContextHandle& context, int layer) {
     std::int64_t needed[kSeqs][KVRT_SEGMENTS];
-    for (int s = 0; s < kSeqs; ++s) KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_pages_needed(context.get(), kLayer, kLengths[s], needed[s], e); }));
+    for (int s = 0; s < kSeqs; ++s) KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_pages_needed(context.get(), layer, kLengths[s], needed[s], e); }));
     for (int i = 0; i < KVRT_SALIENT; ++i) {
       for (int s = 0; s < kSeqs; ++s) {
         offsets[i][s + 1] = offsets[i][s] + needed[s][i];
@@ -122,23 +123,37 @@ struct Lists {
   }
 };
 
-/// 4 u (A_v + A_s) with u of bf16, since exact pages are (KERNELS.md 7); keys behind RoPE.
-void add_tolerance(const ContextSpec& spec, const float* q, const float* keys, const float* values, std::int64_t n, const float* out, const float* lse, float* tolerance) {
-  const int d_all = spec.head_dim;
-  for (int h = 0; h < spec.n_kv_heads * spec.group; ++h) {
-    std::vector<double> sum(static_cast<std::size_t>(d_all));
+/// R_t of one query head in double.
+void rotate_query(const kvrt_layer_view& l, std::int64_t position, float* x) {
+  for (int i = 0; i < l.rotary_dim / 2; ++i) {
+    const double angle = static_cast<double>(position) * l.inv_freq[i], c = l.attention_factor * std::cos(angle), s = l.attention_factor * std::sin(angle);
+    float& a = x[l.rope_style == KVRT_ROPE_INTERLEAVED ? 2 * i : i];
+    float& b = x[l.rope_style == KVRT_ROPE_INTERLEAVED ? 2 * i + 1 : i + l.rotary_dim / 2];
+    const double first = a * c - b * s, second = a * s + b * c;
+    a = static_cast<float>(first), b = static_cast<float>(second);
+  }
+}
+
+/// 4 u (A_v + A_s) with u of bf16, since exact pages are (KERNELS.md 7). q, keys: behind RoPE.
+void add_tolerance(const kvrt_layer_view& l, const float* q, const float* keys, const float* values, std::int64_t n, const float* out, const float* lse, float* tolerance) {
+  const int width = l.head_dim, group = l.n_q_heads / l.n_kv_heads;
+  for (int h = 0; h < l.n_q_heads; ++h) {
+    std::vector<double> sum(static_cast<std::size_t>(width));
     for (std::int64_t t = 0; t < n; ++t) {
-      const float* k = keys + (t * spec.n_kv_heads + h / spec.group) * d_all;
-      const float* v = values + (t * spec.n_kv_heads + h / spec.group) * d_all;
+      const float* k = keys + (t * l.n_kv_heads + h / group) * width;
+      const float* v = values + (t * l.n_kv_heads + h / group) * width;
       double dot = 0, magnitude = 0;
-      for (int d = 0; d < d_all; ++d) {
-        const double term = static_cast<double>(q[h * d_all + d]) * k[d] / std::sqrt(static_cast<double>(d_all));
+      for (int d = 0; d < width; ++d) {
+        const double term = static_cast<double>(q[h * width + d]) * static_cast<double>(k[d]) * l.softmax_scale;
         dot += term, magnitude += std::fabs(term);
       }
-      const double p = std::exp(dot - lse[h]);
-      for (int d = 0; d < d_all; ++d) sum[static_cast<std::size_t>(d)] += p * (std::fabs(v[d]) + std::fabs(v[d] - out[h * d_all + d]) * magnitude);
+      const double p = std::exp(dot - static_cast<double>(lse[h]));
+      for (int d = 0; d < width; ++d) {
+        const double value = v[d];
+        sum[static_cast<std::size_t>(d)] += p * (std::fabs(value) + std::fabs(value - static_cast<double>(out[h * width + d])) * magnitude);
+      }
     }
-    for (int d = 0; d < d_all; ++d) tolerance[h * d_all + d] = static_cast<float>(4 * 0x1p-8 * sum[static_cast<std::size_t>(d)]);
+    for (int d = 0; d < width; ++d) tolerance[h * width + d] = static_cast<float>(4 * 0x1p-8 * sum[static_cast<std::size_t>(d)]);
   }
 }
 
@@ -159,16 +174,23 @@ std::string name_of(const ContextSpec& s) {
 }
 
 Status run_context(const ContextSpec& spec, kvrt_backend backend, ContextResult* out, const RunCalls& run) {
-  const bool on_device = backend == KVRT_BACKEND_CUDA;
   PlanHandle plan;
   KVRT_RETURN_IF_BAD(make_plan(spec, &plan));
+  return run_layer(plan, 0, backend, out, run);
+}
+
+Status run_layer(const PlanHandle& plan, int layer, kvrt_backend backend, ContextResult* out, const RunCalls& run) {
+  const bool on_device = backend == KVRT_BACKEND_CUDA;
+  const kvrt_plan_view view = plan.view();
+  const kvrt_layer_view* const spec = std::find_if(view.layers, view.layers + view.n_layers, [&](const kvrt_layer_view& l) { return l.index == layer; });
+  if (spec == view.layers + view.n_layers) return Status(Code::kArgument, "the plan has no layer " + std::to_string(layer));
   kvrt_limits limits = {};
-  limits.max_batch = kSeqs, limits.max_length = 256, limits.accept_two_pass = 1;
+  limits.max_batch = kSeqs, limits.max_length = 512, limits.accept_two_pass = 1;
   const kvrt_device device = {backend, 0};
   ContextHandle context;
   KVRT_RETURN_IF_BAD(ContextHandle::create(plan, limits, &context, &device));
   Lists lists;
-  KVRT_RETURN_IF_BAD(lists.make(context));
+  KVRT_RETURN_IF_BAD(lists.make(context, layer));
   std::vector<std::unique_ptr<Memory>> memory;
   const auto allocate = [&](std::size_t bytes, Memory** m) {
     memory.push_back(std::make_unique<Memory>(on_device, bytes));
@@ -180,14 +202,14 @@ Status run_context(const ContextSpec& spec, kvrt_backend backend, ContextResult*
   for (int exact = 0; exact < 2; ++exact) {
     for (const kvrt_side side : {KVRT_K, KVRT_V}) {
       kvrt_layout layout;
-      KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_page_layout(context.get(), kLayer, side, exact == 0 ? KVRT_WINDOW : KVRT_BASE, &layout, e); }));
+      KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_page_layout(context.get(), layer, side, exact == 0 ? KVRT_WINDOW : KVRT_BASE, &layout, e); }));
       const std::int64_t n = exact == 0 ? lists.n_exact : lists.n_base;
       KVRT_RETURN_IF_BAD(allocate(static_cast<std::size_t>(n * layout.page_bytes), &pool_memory[exact][side]));
       (exact == 0 ? pools.exact : pools.base)[side] = {pool_memory[exact][side]->data(), 0, n};
     }
   }
-  const std::int64_t row = std::int64_t{spec.n_kv_heads} * spec.head_dim, q_row = row * spec.group, most = kPrefill[0] + kPrefill[1];
-  const auto n_lse = static_cast<std::size_t>(kSeqs * spec.n_kv_heads * spec.group);
+  const std::int64_t row = std::int64_t{spec->n_kv_heads} * spec->head_dim, q_row = std::int64_t{spec->n_q_heads} * spec->head_dim, most = kPrefill[0] + kPrefill[1];
+  const auto n_lse = static_cast<std::size_t>(kSeqs * spec->n_q_heads);
   Memory *k, *v, *q, *o, *lse, *scratch;
   const auto floats = [](std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(float); };
   KVRT_RETURN_IF_BAD(allocate(floats(most * row), &k));
@@ -220,9 +242,9 @@ Status run_context(const ContextSpec& spec, kvrt_backend backend, ContextResult*
     attn.q.data = q->data(), attn.q_frame = KVRT_PRE_ROPE, attn.out.data = o->data(), attn.lse = static_cast<float*>(lse->data());
     const bool is_last = step == kSingleSteps;
     const auto calls = [&](void* stream) {
-      KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_append(context.get(), kLayer, &batch, &qkv, &pools, &workspace, stream, e); }));
+      KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_append(context.get(), layer, &batch, &qkv, &pools, &workspace, stream, e); }));
       if (!is_last) return Status();
-      return checked([&](kvrt_error* e) { return kvrt_decode(context.get(), kLayer, &batch, &attn, &pools, &workspace, stream, e); });
+      return checked([&](kvrt_error* e) { return kvrt_decode(context.get(), layer, &batch, &attn, &pools, &workspace, stream, e); });
     };
     KVRT_RETURN_IF_BAD(is_last && run ? run(calls) : calls(nullptr));
     for (int s = 0; s < kSeqs && !is_last; ++s) lengths[s] += row_offsets[s + 1] - row_offsets[s];
@@ -245,20 +267,12 @@ Status run_context(const ContextSpec& spec, kvrt_backend backend, ContextResult*
       rows[side].resize(static_cast<std::size_t>(n * row));
       kvrt_gather_args gather = {};
       gather.seq = s, gather.side = side, gather.frame = side == KVRT_K ? KVRT_POST_ROPE : KVRT_AS_STORED, gather.n_tokens = n, gather.out.data = rows[side].data();
-      KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_gather(context.get(), kLayer, &batch, &gather, &pools, &workspace, nullptr, e); }));
+      KVRT_RETURN_IF_BAD(checked([&](kvrt_error* e) { return kvrt_gather(context.get(), layer, &batch, &gather, &pools, &workspace, nullptr, e); }));
     }
     std::vector<float> rotated(queries.begin() + s * q_row, queries.begin() + (s + 1) * q_row);
-    for (std::int64_t h = 0; h < std::int64_t{spec.n_kv_heads} * spec.group; ++h) {
-      for (int i = 0; i < spec.head_dim / 2; ++i) {
-        const double angle = static_cast<double>(n - 1) * std::pow(10000.0, -2.0 * i / spec.head_dim);
-        float& a = rotated[static_cast<std::size_t>(h * spec.head_dim + i)];
-        float& b = rotated[static_cast<std::size_t>(h * spec.head_dim + i + spec.head_dim / 2)];
-        const double first = a * std::cos(angle) - b * std::sin(angle), second = a * std::sin(angle) + b * std::cos(angle);
-        a = static_cast<float>(first), b = static_cast<float>(second);
-      }
-    }
-    add_tolerance(spec, rotated.data(), rows[KVRT_K].data(), rows[KVRT_V].data(), n, out->out.data() + s * q_row,
-                  out->log_sum_exp.data() + s * spec.n_kv_heads * spec.group, out->tolerance.data() + s * q_row);
+    for (int h = 0; h < spec->n_q_heads; ++h) rotate_query(*spec, n - 1, rotated.data() + h * spec->head_dim);
+    add_tolerance(*spec, rotated.data(), rows[KVRT_K].data(), rows[KVRT_V].data(), n, out->out.data() + s * q_row, out->log_sum_exp.data() + s * spec->n_q_heads,
+                  out->tolerance.data() + s * q_row);
   }
   return {};
 }

@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/core/status.h"
-#include "kernels/kvrt.h"
+#include "kernels/kvrt.hpp"
 
 namespace kvrt::testing {
 
@@ -31,6 +30,8 @@ struct ContextResult {
 /// Runs calls(stream): the last append and decode. Default: at once, in the null stream.
 using RunCalls = std::function<Status(const std::function<Status(void* stream)>& calls)>;
 Status run_context(const ContextSpec& spec, kvrt_backend backend, ContextResult* out, const RunCalls& run = {});
+/// The same for a layer of any plan.
+Status run_layer(const PlanHandle& plan, int layer, kvrt_backend backend, ContextResult* out, const RunCalls& run = {});
 
 /// Empty, or what differs: any byte of a page, any output beyond its tolerance. reference: of ref. worst: largest error / tolerance.
 std::string compare_contexts(const ContextResult& reference, const ContextResult& result, double* worst);

@@ -14,6 +14,7 @@ namespace {
 struct Families {
   const char *k, *v;
 };
+void PrintTo(const Families& f, std::ostream* out) { *out << f.k << " " << f.v; }
 // Every fused pair of families, every format and granularity on both sides.
 constexpr Families kFamilies[] = {
     {"int4.token.g", "int4.token.g"},         {"int4.token.g64", "int4.token.g32"},       {"bf16", "bf16"},
@@ -24,7 +25,7 @@ constexpr Families kFamilies[] = {
     {"int3.channel.g64", "int3.channel.g64"}, {"int2.token.g32", "int2.token.g32"},       {"int2.channel.g32", "int2.channel.g32"},
     {"sint8.token.g", "sint8.token.g"},       {"sint8.tensor", "sint4.token.g16"},        {"sint4.token.g32", "sint4.tensor"},
     {"nuq4.token.g", "nuq4.token.g"},         {"nuq4.channel.static", "lm4.token.g"},     {"lm4.token.g64", "int4.token.g8"},
-    {"nuq3.channel.static", "nuq3.token.g32"}, {"lm3.token.g", "lm2.token.g"},            {"nuq3.token.g", "nuq2.token.g"},
+    {"nuq3.channel.static", "nuq3.token.g"}, {"lm3.token.g", "lm2.token.g"},            {"nuq3.token.g", "nuq2.token.g"},
     {"int8.channel.static", "int8.channel.g32"}, {"int3.tensor", "int3.channel.static"},
 };
 
@@ -195,7 +196,7 @@ TEST(DecodeWork, BytesReadFollowTheCache) {
   EXPECT_EQ(output.counts.matrix_products, 4096 / 16 * 16);
 }
 
-DecodeUnit unit_of(DecodeFamily k, DecodeFamily v, int head_dim) { return {k, v, false, head_dim}; }
+DecodeUnit unit_of(DecodeFamily k, DecodeFamily v, int head_dim) { return {k, v, KeyPairs::kNone, head_dim}; }
 
 TEST(DecodeRefusals, ByName) {
   DecodeArgs args{};

@@ -163,7 +163,17 @@ bool can_run(const Block& block, const ThreadState& t) {
 }
 
 void run_fibers(Block& block, const std::function<void()>& kernel, std::mt19937_64* random) {
-  for (ThreadState& t : block.threads) t.fiber = std::make_unique<Fiber>([&block, &kernel] { run_thread(block, kernel); });
+  static std::vector<std::unique_ptr<Fiber>> spare;  // of blocks that have ended; one thread runs fibers
+  for (ThreadState& t : block.threads) {
+    const auto body = [&block, &kernel] { run_thread(block, kernel); };
+    if (spare.empty()) {
+      t.fiber = std::make_unique<Fiber>(body);
+      continue;
+    }
+    t.fiber = std::move(spare.back());
+    spare.pop_back();
+    t.fiber->restart(body);
+  }
   // One warp runs as far as it can before the next: what a barrier is missed by is as large as it can be.
   const auto n_warps = static_cast<int>(block.warps.size());
   std::vector<int> warps(block.warps.size()), lanes(cuda::kWarp);
@@ -187,6 +197,9 @@ void run_fibers(Block& block, const std::function<void()>& kernel, std::mt19937_
     n_idle = has_run ? 0 : n_idle + 1;
   }
   t_thread = nullptr;
+  for (ThreadState& t : block.threads) {
+    if (t.fiber->is_done()) spare.push_back(std::move(t.fiber));
+  }
 }
 
 void run_threads(Block& block, const std::function<void()>& kernel) {

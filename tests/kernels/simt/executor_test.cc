@@ -23,7 +23,7 @@ using cuda::thread_index;
 template <class Kernel>
 Status run(const Settings& settings, int n_threads, Kernel kernel, std::int64_t n_blocks = 1) {
   const Executor executor(settings);
-  return cuda::executor::run(n_blocks, n_threads, kernel);
+  return cuda::executor::run(n_blocks, n_threads, 0, kernel);
 }
 
 std::vector<Settings> all_settings() {

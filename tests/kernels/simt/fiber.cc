@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 // swapcontext() makes two system calls a switch, setjmp() none. AddressSanitizer follows the former only.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -12,22 +11,9 @@
 namespace kvrt::simt {
 namespace {
 constexpr std::size_t kStackBytes = 128 * 1024;
-
-/// Stacks of fibers that have ended, for those to come: fresh ones would cost page faults. Of the thread that runs the fibers.
-std::vector<std::unique_ptr<char[]>>& free_stacks() {
-  static std::vector<std::unique_ptr<char[]>> stacks;
-  return stacks;
-}
-std::unique_ptr<char[]> take_stack() {
-  auto& stacks = free_stacks();
-  if (stacks.empty()) return std::unique_ptr<char[]>(new char[kStackBytes]);
-  std::unique_ptr<char[]> stack = std::move(stacks.back());
-  stacks.pop_back();
-  return stack;
-}
 }
 
-Fiber::Fiber(std::function<void()> body) : body_(std::move(body)), stack_(take_stack()) {
+Fiber::Fiber(std::function<void()> body) : body_(std::move(body)), stack_(new char[kStackBytes]) {
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack_.get();
   context_.uc_stack.ss_size = kStackBytes;
@@ -37,13 +23,18 @@ Fiber::Fiber(std::function<void()> body) : body_(std::move(body)), stack_(take_s
               static_cast<unsigned>(static_cast<std::uint64_t>(self) >> 32));
 }
 
-Fiber::~Fiber() { free_stacks().push_back(std::move(stack_)); }
+void Fiber::restart(std::function<void()> body) {
+  body_ = std::move(body);
+  is_done_ = false;
+}
 
 void Fiber::enter(unsigned low, unsigned high) {
   auto* fiber = reinterpret_cast<Fiber*>(static_cast<std::uintptr_t>(static_cast<std::uint64_t>(high) << 32 | low));
-  fiber->body_();
-  fiber->is_done_ = true;
-  fiber->suspend();
+  for (;;) {
+    fiber->body_();
+    fiber->is_done_ = true;
+    fiber->suspend();
+  }
 }
 
 #if defined(KVRT_FIBER_SWAPCONTEXT)

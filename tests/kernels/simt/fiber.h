@@ -13,10 +13,11 @@ namespace kvrt::simt {
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body);
-  ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
   void resume();
+  /// Another body for a fiber that is done: a new stack would cost page faults and system calls.
+  void restart(std::function<void()> body);
   void suspend();  ///< from inside the body
   bool is_done() const noexcept { return is_done_; }
 

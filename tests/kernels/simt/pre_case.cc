@@ -157,7 +157,7 @@ void PreCase::add_segment(const PreSequence& sequence, std::int64_t first_token,
         store_slot_position(at, 2, static_cast<int>(slot % page_tokens), position);
         if (slot % page_tokens != 0 && slot / page_tokens == first_slot / page_tokens && t < page_tokens) store_le64(at, static_cast<std::uint64_t>(position - slot % page_tokens));
       } else {
-        store_le64(at, static_cast<std::uint64_t>(position_of(slot / page_tokens * page_tokens)));
+        store_le64(at, static_cast<std::uint64_t>(position_of(slot / page_tokens * page_tokens) + spec_.header_error));
         at[kSlotOffsets + slot % page_tokens] = static_cast<std::uint8_t>(offset_of(slot));
       }
     }

@@ -29,6 +29,7 @@ struct PreSpec {
   int rope_offsets = 64;
   std::int64_t tiles_a_chunk = 8;
   double query_scale = 1, key_offset = 0;
+  std::int64_t header_error = 0;  ///< added to the positions that coded pages name: the reference knows better
   std::uint64_t seed = 11;
 };
 

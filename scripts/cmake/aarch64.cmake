@@ -1,0 +1,6 @@
+# Cross compilation for AArch64 Linux; programs run under QEMU. Debian/Ubuntu: g++-aarch64-linux-gnu qemu-user-static. See scripts/test_aarch64.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static;-L;/usr/aarch64-linux-gnu)
