@@ -56,7 +56,7 @@ struct RunningSoftmax {
 };
 
 template <int D, int N>
-KVRT_DEVICE void start_softmax(RunningSoftmax<D, N>& r) {
+KVRT_DEVICE void start_softmax(bool folds_scale, RunningSoftmax<D, N>& r) {
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
     KVRT_UNROLL
@@ -67,7 +67,7 @@ KVRT_DEVICE void start_softmax(RunningSoftmax<D, N>& r) {
       for (int j = 0; j < 4; ++j) r.o[n][i][j] = 0;
     }
   }
-  r.weight_scale = kWeightScale;
+  r.weight_scale = folds_scale ? kFirstWeightScale : kWeightScale;
 }
 
 /// Reduction over the eight row lanes of a column.
@@ -84,8 +84,8 @@ KVRT_DEVICE float column_sum(float x) {
 
 /// 2^e that brings the largest scale into [2^9, 2^10). It moves only when the largest scale has grown by 2^4, since that costs
 /// a pass over the outputs; fp16 has room for it.
-KVRT_DEVICE float next_weight_scale(float now, float largest, bool is_first) {
-  if (largest == 0.0f || (!is_first && largest * now < 0x1p14f)) return now;
+KVRT_DEVICE float next_weight_scale(float now, float largest) {
+  if (largest == 0.0f || largest * now < 0x1p14f) return now;
   const int exponent = static_cast<int>(f32_bits(largest) >> 23) - 127;
   return f32_from_bits(static_cast<std::uint32_t>(9 - exponent + 127) << 23);
 }
@@ -148,7 +148,6 @@ template <class Keys, class Values, class Shared, int D, int N>
 KVRT_DEVICE void decode_tiles(const Shared& shared, const typename Keys::template Query<N>& query, RunningSoftmax<D, N>& r) {
   const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
   const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v);
-  bool is_first = true;
   constexpr int kStepTiles = decode_step_tiles(D, N) < kMaxStepTiles<Keys> ? decode_step_tiles(D, N) : kMaxStepTiles<Keys>;
   for (int begin = first_tile<Keys, kStepTiles>(shared.tile_begin); begin < cuda::reread(shared.tile_end);
        begin = next_tile<Keys, kStepTiles>(begin, cuda::reread(shared.tile_begin))) {
@@ -190,8 +189,7 @@ KVRT_DEVICE void decode_tiles(const Shared& shared, const typename Keys::templat
       for (int j = 0; j < 2; ++j) m[n][j] = column_max(m[n][j]);
     }
     float weight_scale = r.weight_scale;
-    if (folds_scale) weight_scale = next_weight_scale(weight_scale, column_max(largest), is_first);
-    is_first = false;
+    if (folds_scale) weight_scale = next_weight_scale(weight_scale, column_max(largest));
     rescale(r, m, weight_scale);
 
     KVRT_UNROLL
@@ -335,7 +333,7 @@ KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeWork& work, co
   typename Keys::template Query<N> query;
   Keys::template load<N>(shared.k, shared.keys, shared.query_memory(), queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
   RunningSoftmax<D, N> r;
-  start_softmax(r);
+  start_softmax(Values::kMayFold && Values::folds_scale(shared.v), r);
   decode_tiles<Keys, Values, Shared, D, N>(shared, query, r);
   merge_warps<Values, Shared, D, N>(args, r, shared);
 }

@@ -56,10 +56,10 @@ struct KeyTile {
   std::uint32_t params[2];  ///< as stored: of the rows (kRow), of the lane's group (kGroups)
   Table table;
 
-  KVRT_DEVICE void load(const SideView& view, const std::uint8_t* block, int row, int quad, int lane_channels) {
+  KVRT_DEVICE void load(const SideView& view, const std::uint8_t* block, int row, int quad) {
     const ParamMode mode = cuda::reread(view.mode);
     const bool has_params = mode == ParamMode::kGroups || (mode == ParamMode::kRow && cuda::reread(view.n_groups) != 0);
-    const int group = mode == ParamMode::kGroups ? cuda::reread(view.group[quad * lane_channels]) : 0;
+    const int group = mode == ParamMode::kGroups ? quad >> cuda::reread(view.lane_shift) : 0;
     KVRT_UNROLL
     for (int r = 0; r < 2; ++r) {
       Codes::load(view, block, row + 8 * r, quad, words[r]);
@@ -105,7 +105,7 @@ struct CodedKeys {
   KVRT_DEVICE static void score(const SideView& view, const Shared&, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
     const int lane = cuda::lane_index(), quad = lane % 4, row = place.slot + lane / 4;
     KeyTile<Codes> tile;
-    tile.load(view, place.k, row, quad, D / 4);
+    tile.load(view, place.k, row, quad);
     const ParamMode mode = cuda::reread(view.mode);
     if (mode == ParamMode::kRow) {
       add_codes<N>(tile, quad, query, s, [&](int n, int step, std::uint32_t (&b)[2]) { b[0] = query.b[n][step][0], b[1] = query.b[n][step][1]; });

@@ -63,7 +63,7 @@ template <class Values, int D, class Shared>
 KVRT_DEVICE void pv_chunk(const DecodeArgs& args, Shared& shared) {
   const StoredScores::Query<1> query{block_scores(args), shared.tile_begin};
   RunningSoftmax<D, 1> r;
-  start_softmax(r);
+  start_softmax(Values::kMayFold && Values::folds_scale(shared.v), r);
   decode_tiles<StoredScores, Values, Shared, D, 1>(shared, query, r);
   merge_warps<Values, Shared, D, 1>(args, r, shared);
 }

@@ -15,6 +15,7 @@ namespace kvrt {
 /// Tokens of a tile that lane 4g + q reads as operand A.
 KVRT_DEVICE int value_token(int quad, int i) { return 2 * quad + i % 2 + 8 * (i / 2); }
 
+inline constexpr float kFirstWeightScale = 0x1p100f;  ///< 2^e before the first scale is known: any moves it
 inline constexpr float kWeightScale = 0x1p10f;  ///< 2^e where no scale is folded in: weights down to 2^-34 count
 
 /// kIsPadded: as of CodedKeys.
@@ -85,7 +86,7 @@ struct CodedValues {
       });
     } else if (!kIsPadded || mode == ParamMode::kGroups) {
       ValuePairs of_tokens[2];
-      token_pairs(view, block, slot, cuda::reread(view.group[channel(g, 0)]), live, of_tokens);
+      token_pairs(view, block, slot, g >> cuda::reread(view.lane_shift), live, of_tokens);
       add_values<N>(words, table, minus_zero, g, weights, o, [&](int, ValuePairs (&p)[2]) { p[0] = of_tokens[0], p[1] = of_tokens[1]; });
     } else {
       add_values<N>(words, table, minus_zero, g, weights, o, [&](int reg, ValuePairs (&p)[2]) {

@@ -13,7 +13,7 @@ namespace kvrt {
 /// Where the scale and offset of a code come from.
 enum class ParamMode : std::int32_t {
   kRow,      ///< one pair a token (token.g), or constants: tensor, head, channel.static
-  kGroups,   ///< token.g<N>, the channels that one lane reads lie in one group
+  kGroups,   ///< token.g<N>, the channels that 1, 2 or 4 lanes read make a group
   kGeneral,  ///< token.g<N>, any N: read by the padded kernels alone
   kChannel,  ///< channel.g<N>
 };
@@ -37,6 +37,7 @@ struct SideView {
   const StaticRange* ranges;   ///< channel.static: [D] in model order, else null
   const float* mean;           ///< center: [D] in stored order, or null
   std::int32_t spread;         ///< order of stored channels
+  std::int32_t lane_shift;     ///< kGroups: lane i of a row reads group i >> lane_shift
   std::uint32_t table[kTableWords];
   std::uint8_t group[kMaxDecodeDim];  ///< group of the channel stored at a position
 };
@@ -56,9 +57,11 @@ KVRT_DEVICE void view_side(const SegmentSide& side, int lane_channels, int threa
   view->n_groups = is_token ? c.head_dim / c.group : 0;
   view->param_bytes = is_token || is_channel ? detail::param_stride(c.format) : 0;
   view->channel_group = is_channel ? c.group : 0;
+  const int lanes = is_token ? c.group / lane_channels : 0;  // of a group
+  view->lane_shift = lanes == 4 ? 2 : lanes == 2 ? 1 : 0;
   view->mode = is_channel ? ParamMode::kChannel
                : !is_token || c.group == c.head_dim ? ParamMode::kRow
-               : c.spread == 0 && c.group % lane_channels == 0 ? ParamMode::kGroups
+               : c.spread == 0 && c.group % lane_channels == 0 && (lanes & (lanes - 1)) == 0 ? ParamMode::kGroups
                                                                : ParamMode::kGeneral;
   view->scale = has_range ? c.range.scale : 1.0f, view->lo = has_range && !is_fp8(c.format) && !is_sint(c.format) ? c.range.lo : 0.0f;
   view->zero = is_table ? kLevelZero : c.format == Format::kSint8 ? 128.0f : c.format == Format::kSint4 ? 8.0f : 0.0f;
