@@ -13,6 +13,7 @@ CudaPath cuda_path(const PageCodec& k, const PageCodec& v, const RopeTables* rop
   if (!decode_family(v, &out.unit.v, &reason)) return missing(KVRT_V, reason);
   if (rope && !key_pairs(k, *rope, &out.unit.pairs, &reason)) return missing(KVRT_K, reason);
   out.unit.head_dim = k.head_dim;
+  out.unit.k_general = has_any_groups(k, true), out.unit.v_general = has_any_groups(v, false);
   if (!choose_decode_path(out.unit, &out.decode, &reason)) return missing(KVRT_K, reason);
   out.path = out.decode == DecodePath::kFused ? KVRT_PATH_FUSED : KVRT_PATH_TWO_PASS;
   return out;

@@ -51,6 +51,7 @@ constexpr PassInstance kPv[] = {
 /// The smallest number of head tiles that holds all heads; else one, and several CTAs a chunk.
 Launch find_fused(const DecodeUnit& unit, int n_query_heads) {
   const int wanted = n_query_heads > 8 ? 2 : 1;
+  if ((unit.pairs == KeyPairs::kNone && unit.k_general) || unit.v_general) return nullptr;
   Launch found = nullptr;
   for (const FusedInstance& i : kFused) {
     if (i.k == unit.k && i.v == unit.v && i.pairs == unit.pairs && i.head_dim == unit.head_dim && i.head_tiles <= wanted) found = i.launch;
@@ -60,15 +61,15 @@ Launch find_fused(const DecodeUnit& unit, int n_query_heads) {
 
 /// Exact widths stand before padded ones.
 template <std::size_t N>
-Launch find_pass(const PassInstance (&passes)[N], F family, int head_dim) {
+Launch find_pass(const PassInstance (&passes)[N], F family, int head_dim, bool is_general) {
   for (const PassInstance& p : passes) {
-    if (p.family == family && (p.is_padded ? head_dim <= p.head_dim && head_dim % 2 == 0 : head_dim == p.head_dim)) return p.launch;
+    if (p.family == family && (p.is_padded ? head_dim <= p.head_dim && head_dim % 2 == 0 : head_dim == p.head_dim && !is_general)) return p.launch;
   }
   return nullptr;
 }
 
 Launch find_score(const DecodeUnit& unit) {
-  if (unit.pairs == KeyPairs::kNone) return find_pass(kScore, unit.k, unit.head_dim);
+  if (unit.pairs == KeyPairs::kNone) return find_pass(kScore, unit.k, unit.head_dim, unit.k_general);
   for (const PrePassInstance& p : kScorePre) {
     if (p.family == unit.k && p.head_dim == unit.head_dim && p.pairs == unit.pairs) return p.launch;
   }
@@ -94,7 +95,7 @@ Status decode_cuda(const DecodeArgs& args, const DecodeUnit& unit, DecodePath pa
     const Launch fused = find_fused(unit, args.n_query_heads);
     return fused ? fused(args, stream) : no_instance(unit, "fused");
   }
-  const Launch score = find_score(unit), pv = find_pass(kPv, unit.v, unit.head_dim);
+  const Launch score = find_score(unit), pv = find_pass(kPv, unit.v, unit.head_dim, unit.v_general);
   if (!score || !pv) return no_instance(unit, "two_pass");
   if (!args.scores || args.max_chunk_tiles < 1) return Status(Code::kArgument, "two_pass decode on cuda: no memory for scores");
   if (Status status = score(args, stream); !status.ok()) return status;

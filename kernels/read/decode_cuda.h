@@ -56,6 +56,9 @@ const char* family_name(DecodeFamily family);
 /// Family that stores this codec's pages; false, with `error` naming what has no kernel, if there is none.
 bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* error);
 
+/// True for token groups that do not contain whole lanes' parts of a row: read by the padded kernels of two_pass alone.
+bool has_any_groups(const PageCodec& codec, bool is_key);
+
 /// How keys of one family and values of another are decoded: one kernel, or score and pv with the scores in memory between them.
 /// Every pair of families has one of the two.
 enum class DecodePath : std::uint8_t { kFused, kTwoPass };
@@ -75,6 +78,7 @@ struct DecodeUnit {
   DecodeFamily k, v;
   KeyPairs pairs;
   int head_dim;        ///< D
+  bool k_general = false, v_general = false;  ///< has_any_groups() of the two codecs
 };
 /// `error` names what has no kernel. Without CUDA: the answer of a build with the default instances.
 bool choose_decode_path(const DecodeUnit& unit, DecodePath* path, std::string* error);

@@ -37,6 +37,11 @@ bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* er
   return true;
 }
 
+bool has_any_groups(const PageCodec& codec, bool is_key) {
+  if (codec.granularity != Granularity::kToken || codec.group == codec.head_dim) return false;
+  return codec.spread != 0 || codec.group % (codec.head_dim / (is_key ? 4 : 8)) != 0;
+}
+
 namespace {
 
 constexpr DecodeUnit kFused[] = {
@@ -67,15 +72,15 @@ constexpr Pass kPv[] = {
 };
 
 template <std::size_t N>
-bool has_pass(const Pass (&passes)[N], DecodeFamily family, int head_dim) {
+bool has_pass(const Pass (&passes)[N], DecodeFamily family, int head_dim, bool is_general) {
   for (const Pass& p : passes) {
-    if (p.family == family && (p.is_padded ? head_dim <= p.head_dim && head_dim % 2 == 0 : head_dim == p.head_dim)) return true;
+    if (p.family == family && (p.is_padded ? head_dim <= p.head_dim && head_dim % 2 == 0 : head_dim == p.head_dim && !is_general)) return true;
   }
   return false;
 }
 
 bool has_score(const DecodeUnit& unit) {
-  if (unit.pairs == KeyPairs::kNone) return has_pass(kScore, unit.k, unit.head_dim);
+  if (unit.pairs == KeyPairs::kNone) return has_pass(kScore, unit.k, unit.head_dim, unit.k_general);
   for (const DecodeUnit& u : kScorePre) {
     if (u.k == unit.k && u.pairs == unit.pairs && u.head_dim == unit.head_dim) return true;
   }
@@ -116,11 +121,12 @@ bool choose_decode_path(const DecodeUnit& unit, DecodePath* path, std::string* e
     *error = "decode on cuda: " + text;
     return false;
   };
+  const bool is_general = (unit.pairs == KeyPairs::kNone && unit.k_general) || unit.v_general;
   for (const DecodeUnit& p : kFused) {
-    if (p.k == unit.k && p.v == unit.v && p.pairs == unit.pairs && p.head_dim == unit.head_dim) return *path = DecodePath::kFused, true;
+    if (!is_general && p.k == unit.k && p.v == unit.v && p.pairs == unit.pairs && p.head_dim == unit.head_dim) return *path = DecodePath::kFused, true;
   }
   const bool has_scores = has_score(unit);
-  if (has_scores && has_pass(kPv, unit.v, unit.head_dim)) return *path = DecodePath::kTwoPass, true;
+  if (has_scores && has_pass(kPv, unit.v, unit.head_dim, unit.v_general)) return *path = DecodePath::kTwoPass, true;
   if (unit.pairs != KeyPairs::kNone && !has_scores) {
     return refuse(std::string("keys before RoPE of family ") + family_name(unit.k) + ", head_dim " + std::to_string(unit.head_dim) + ", have no kernel for this order of pairs in this build");
   }

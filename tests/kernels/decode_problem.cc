@@ -124,6 +124,7 @@ void DecodeProblem::add_segment(const SegmentSpec& s, int sequence) {
     DecodeFamily family = DecodeFamily::kB16;
     std::string error;
     if (!decode_family(codec, &family, &error)) throw std::invalid_argument(error);
+    (side == 0 ? unit_.k_general : unit_.v_general) |= has_any_groups(codec, side == 0);
     if (scheme.format != Format::kBf16) (side == 0 ? unit_.k : unit_.v) = family;
     else unit_roundoff_ = 0x1p-8;
     const std::int64_t block = round_up(codec.params + params_bytes(codec), kAlignment), page = heads * block;
