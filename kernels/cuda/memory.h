@@ -102,6 +102,15 @@ struct alignas(8) Words2 {
   std::uint32_t x, y;
 };
 
+/// Two words in shared memory, aligned to 8 bytes, read at every call.
+KVRT_DEVICE void reread_pair(const std::uint32_t* shared, std::uint32_t (&w)[2]) {
+#if defined(__CUDACC__)
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))));
+#else
+  w[0] = shared[0], w[1] = shared[1];
+#endif
+}
+
 /// One element of an array in global memory.
 template <class T>
 KVRT_DEVICE T load(const T* p) {

@@ -13,8 +13,8 @@ struct FamilyTypes;
   template <int D, bool kIsPadded>                                  \
   struct FamilyTypes<DecodeFamily::family, D, kIsPadded> {          \
     using KeyCodes = format##KeyCodes<D, kIsPadded>;                \
-    using Keys = CodedKeys<KeyCodes, D>;                            \
-    using Values = CodedValues<format##ValueCodes<D, kIsPadded>, D>; \
+    using Keys = CodedKeys<KeyCodes, D, kIsPadded>;                 \
+    using Values = CodedValues<format##ValueCodes<D, kIsPadded>, D, kIsPadded>; \
   };
 KVRT_FAMILY(kE8, Fp8)
 KVRT_FAMILY(kI8, Int8)

@@ -15,16 +15,32 @@ KVRT_HOST_DEVICE constexpr int decode_min_blocks(int head_dim, int head_tiles) {
   return head_tiles == 1 && head_dim <= 128 ? 4 : head_dim <= 64 ? 3 : 2;
 }
 
+/// The CTA's share of the work: a chunk and a tile of 8 N heads.
+struct DecodeWork {
+  std::int64_t chunk;
+  int first_head;
+};
+template <int N>
+KVRT_DEVICE DecodeWork decode_work(const DecodeArgs& args) {
+  const int head_tiles = (args.n_query_heads + 8 * N - 1) / (8 * N), block = cuda::block_index();
+  return {block / head_tiles, block % head_tiles * (8 * N)};
+}
+
 /// D: width of the products; rows and outputs have args.head_dim <= D channels.
 template <class Keys, int D, int N>
 struct DecodeShared {
   SideView k, v;
+  DecodeWork work;
   typename Keys::Shared keys;
   const std::int32_t* pages;
   std::int32_t page_shift;  ///< log2 of the tokens of a page
   float soft_cap;
   float m[kDecodeWarps][8 * N], l[kDecodeWarps][8 * N];
+  WarpQuery queries[kDecodeWarps];
   float o[8 * N][D];
+  cuda::Words2 fragments[Keys::kOwnFragments ? kDecodeWarps * N * (D / 16) * cuda::kWarp : 1];
+
+  KVRT_DEVICE QueryMemory query_memory() { return {&o[0][0], queries, reinterpret_cast<std::uint32_t*>(fragments)}; }
 };
 
 /// What a warp carries from step to step. Per lane: sums over its own tokens (l, z, w), outputs over all tokens.
@@ -211,10 +227,10 @@ KVRT_DEVICE void decode_tiles(const Segment& segment, const DecodeChunk& chunk, 
 
 /// Warps merge through shared memory, in order; the partial result goes out.
 template <class Values, class Shared, int D, int N>
-KVRT_DEVICE void merge_warps(const DecodeArgs& args, std::int64_t chunk, int first_head, RunningSoftmax<D, N>& r, Shared& shared) {
+KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, Shared& shared) {
   const int lane = cuda::lane_index(), warp = cuda::warp_index(), g = lane / 4, quad = lane % 4;
   const bool is_odd = g % 2 != 0;  // parity of the lane's tokens g and g + 8
-  const bool folds_scale = Values::kMayFold && Values::folds_scale(shared.v), has_bias = Values::has_bias(shared.v);
+  const bool has_bias = Values::has_bias(shared.v);
   float even[N][2], odd[N][2];  // Σ of rounded weights of even and of odd tokens
   KVRT_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -238,64 +254,66 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, std::int64_t chunk, int fir
       KVRT_UNROLL
       for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, shared.m[x][8 * n + 2 * quad + j]);
       factor[n][j] = cuda::exp2_approx(r.m[n][j] - top);
+      // To all channels of the head alike: offsets of folded scales, and what the zero of codes added.
+      r.z[n][j] = (r.z[n][j] - undo * shared.v.zero * (has_bias ? even[n][j] + odd[n][j] : 0.0f)) * factor[n][j];
+      if (!has_bias) even[n][j] = odd[n][j] = 0;
+      factor[n][j] *= undo;
     }
   }
+  KVRT_UNROLL
+  for (int reg = 0; reg < D / 8; ++reg) {
+    KVRT_UNROLL
+    for (int n = 0; n < N; ++n) {
+      KVRT_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        float& o = r.o[n][reg / 2][2 * (reg % 2) + j];
+        o = (o - even[n][j] * Values::bias(reg, false) - odd[n][j] * Values::bias(reg, true)) * factor[n][j] + r.z[n][j];
+      }
+    }
+  }
+  KVRT_UNROLL_BY(1)
   for (int x = 0; x < kDecodeWarps; ++x) {
     if (x == warp) {
       KVRT_UNROLL
-      for (int reg = 0; reg < D / 8; ++reg) {
-        const int channel = Values::channel(g, reg);
-        const bool is_channel = channel < shared.v.head_dim;
-        const ChannelGrid grid = Values::grid(shared.v, is_channel ? channel : 0);
-        const float mean = shared.v.mean != nullptr && is_channel ? cuda::load(shared.v.mean + channel) : 0.0f;
-        const float even_bias = has_bias ? Values::bias(shared.v, reg, false) : 0.0f, odd_bias = has_bias ? Values::bias(shared.v, reg, true) : 0.0f;
+      for (int n = 0; n < N; ++n) {
         KVRT_UNROLL
-        for (int n = 0; n < N; ++n) {
-          KVRT_UNROLL
-          for (int j = 0; j < 2; ++j) {
-            float& sum = shared.o[8 * n + 2 * quad + j][channel];
-            const float codes = (r.o[n][reg / 2][2 * (reg % 2) + j] - even[n][j] * even_bias - odd[n][j] * odd_bias) * (undo * grid.scale);
-            const float value = (codes + (folds_scale ? r.z[n][j] : grid.lo * r.l[n][j]) + mean * r.l[n][j]) * factor[n][j];
-            sum = x == 0 ? value : sum + value;
-          }
+        for (int i = 0; i < D / 4; ++i) {
+          float& sum = shared.o[8 * n + 2 * quad + i % 2][Values::channel(g, i / 2)];
+          const float value = r.o[n][i / 4][i % 4];
+          sum = x == 0 ? value : sum + value;
         }
       }
     }
     cuda::block_barrier();
   }
-  const int rest = args.n_query_heads - first_head, n_heads = rest < 8 * N ? rest : 8 * N, dim = args.head_dim;
-  const std::int64_t first = chunk * args.n_query_heads + first_head;
+  const int first_head = cuda::reread(shared.work.first_head), rest = args.n_query_heads - first_head, n_heads = rest < 8 * N ? rest : 8 * N, dim = args.head_dim;
+  const std::int64_t first = cuda::reread(shared.work.chunk) * args.n_query_heads + first_head;
+  KVRT_UNROLL_BY(1)
   for (int head = 0; head < n_heads; ++head) {
-    for (int c = cuda::thread_index(); c < dim; c += kDecodeThreads) cuda::store(args.partials.o + (first + head) * dim + c, shared.o[head][c]);
-  }
-  for (int head = cuda::thread_index(); head < n_heads; head += kDecodeThreads) {
     float top = kNoScore, sum = 0;
+    KVRT_UNROLL
     for (int x = 0; x < kDecodeWarps; ++x) top = fmaxf(top, shared.m[x][head]);
+    KVRT_UNROLL
     for (int x = 0; x < kDecodeWarps; ++x) sum += shared.l[x][head] * cuda::exp2_approx(shared.m[x][head] - top);
-    cuda::store(args.partials.m + first + head, top);
-    cuda::store(args.partials.l + first + head, sum);
+    KVRT_UNROLL_BY(1)
+    for (int c = cuda::thread_index(); c < dim; c += kDecodeThreads) {
+      const ChannelGrid grid = Values::grid(shared.v, c);
+      const float mean = shared.v.mean != nullptr ? cuda::load(shared.v.mean + c) : 0.0f;
+      cuda::store(args.partials.o + (first + head) * dim + c, shared.o[head][c] * grid.scale + (grid.lo + mean) * sum);
+    }
+    if (cuda::thread_index() == 0) cuda::store(args.partials.m + first + head, top), cuda::store(args.partials.l + first + head, sum);
   }
-}
-
-/// The CTA's share of the work: a chunk and a tile of 8 N heads.
-struct DecodeWork {
-  std::int64_t chunk;
-  int first_head;
-};
-template <int N>
-KVRT_DEVICE DecodeWork decode_work(const DecodeArgs& args) {
-  const int head_tiles = (args.n_query_heads + 8 * N - 1) / (8 * N), block = cuda::block_index();
-  return {block / head_tiles, block % head_tiles * (8 * N)};
 }
 
 /// Fills the shared memory of a CTA; a barrier must follow.
 template <class Keys, class Shared>
-KVRT_DEVICE void share_segment(const DecodeArgs& args, const Segment& segment, int k_channels, int v_channels, Shared& shared) {
+KVRT_DEVICE void share_segment(const DecodeArgs& args, const DecodeWork& work, const Segment& segment, int k_channels, int v_channels, Shared& shared) {
   const int thread = cuda::thread_index();
   view_side(segment.k, k_channels, thread, kDecodeThreads, &shared.k);
   view_side(segment.v, v_channels, thread, kDecodeThreads, &shared.v);
   Keys::prepare(args, segment, shared.keys);
   if (thread != 0) return;
+  shared.work = work;
   shared.pages = segment.pages;
   shared.soft_cap = args.soft_cap;
   int shift = 0;
@@ -310,11 +328,11 @@ KVRT_DEVICE const float* queries_of(const DecodeArgs& args, std::int64_t row, in
 template <class Keys, class Values, class Shared, int D, int N>
 KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
   typename Keys::template Query<N> query;
-  Keys::template load<N>(shared.k, shared.keys, &shared.o[0][0], queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
+  Keys::template load<N>(shared.k, shared.keys, shared.query_memory(), queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
   RunningSoftmax<D, N> r;
   start_softmax(r);
   decode_tiles<Keys, Values, Shared, D, N>(segment, chunk, shared, query, r);
-  merge_warps<Values, Shared, D, N>(args, work.chunk, work.first_head, r, shared);
+  merge_warps<Values, Shared, D, N>(args, r, shared);
 }
 
 KVRT_DEVICE bool is_exact_segment(const Segment& s) { return s.k.codec.format == Format::kBf16 && s.v.codec.format == Format::kBf16; }
@@ -327,7 +345,7 @@ KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeA
   const DecodeWork work = decode_work<N>(args);
   const DecodeChunk& chunk = args.chunks[work.chunk];
   const Segment& segment = args.segments[chunk.segment];
-  share_segment<Keys>(args, segment, D / 4, D / 8, shared);
+  share_segment<Keys>(args, work, segment, D / 4, D / 8, shared);
   cuda::block_barrier();
   if (is_exact_segment(segment)) {
     decode_chunk<ExactKeys, PlainValues<D, true, false>, Shared, D, N>(args, work, chunk, segment, shared);

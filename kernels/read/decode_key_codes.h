@@ -8,6 +8,7 @@
 //   biased(...)     the register: pairs of bias + code
 //   kIsTable        codebook: code -> level + 128; kHasZero: codes may stand for code - zero
 //   kParamBytes     stored parameters: 4 scale and lo, 2 scale, 0 either
+//   kHasChannelGroups    channel.g<N> is among its granularities
 //   kHalvesValues   values in fp16 are halved, since scale * code + lo reaches twice fp16's range
 
 #include "kernels/codec/code_words.h"
@@ -29,7 +30,7 @@ struct WordRow {
 
 template <int D, bool kIsPadded>
 struct Int8KeyCodes : WordRow<D, 8, kIsPadded> {
-  static constexpr bool kIsTable = false, kHasZero = true, kHalvesValues = true;
+  static constexpr bool kIsTable = false, kHasZero = true, kHasChannelGroups = true, kHalvesValues = true;
   static constexpr int kParamBytes = 0;
   KVRT_DEVICE static constexpr int channel(int step, int reg, int half) { return 4 * step + 2 * reg + half; }
   KVRT_DEVICE static constexpr float bias(int, int) { return int8_words::kBias; }
@@ -42,7 +43,7 @@ struct Int8KeyCodes : WordRow<D, 8, kIsPadded> {
 
 template <int D, bool kIsPadded>
 struct Int4KeyCodes : WordRow<D, 4, kIsPadded> {
-  static constexpr bool kIsTable = false, kHasZero = true, kHalvesValues = true;
+  static constexpr bool kIsTable = false, kHasZero = true, kHasChannelGroups = true, kHalvesValues = true;
   static constexpr int kParamBytes = 0;
   KVRT_DEVICE static constexpr int channel(int step, int reg, int half) { return 8 * (step / 2) + int4_words::channel(step % 2, reg, half); }
   KVRT_DEVICE static constexpr float bias(int, int reg) { return reg == 0 ? int4_words::kLowBias : int4_words::kHighBias; }
@@ -56,7 +57,7 @@ struct Int4KeyCodes : WordRow<D, 4, kIsPadded> {
 
 template <int D, bool kIsPadded>
 struct Int2KeyCodes : WordRow<D, 2, kIsPadded> {
-  static constexpr bool kIsTable = false, kHasZero = false, kHalvesValues = true;
+  static constexpr bool kIsTable = false, kHasZero = false, kHasChannelGroups = true, kHalvesValues = true;
   static constexpr int kParamBytes = 4;
   KVRT_DEVICE static constexpr int pair_of(int step, int reg) { return 2 * (step % 4) + reg; }
   KVRT_DEVICE static constexpr int channel(int step, int reg, int half) { return 16 * (step / 4) + pair_of(step, reg) + 8 * half; }
@@ -88,7 +89,7 @@ struct CellRow {
 template <int D, bool kIsPadded>
 struct Int3KeyCodes : CellRow<D, kIsPadded> {
   using Row = CellRow<D, kIsPadded>;
-  static constexpr bool kIsTable = false, kHasZero = false, kHalvesValues = true;
+  static constexpr bool kIsTable = false, kHasZero = false, kHasChannelGroups = true, kHalvesValues = true;
   static constexpr int kParamBytes = 4;
   KVRT_DEVICE static constexpr int pair_of(int step, int reg) { return 2 * (step % 8) + reg; }
   KVRT_DEVICE static constexpr int field(int step, int reg) {
@@ -110,7 +111,7 @@ struct Int3KeyCodes : CellRow<D, kIsPadded> {
 
 /// Codebooks, once their bytes are expanded: read like 8-bit integers of zero 128.
 struct TableKeyCodes {
-  static constexpr bool kIsTable = true, kHasZero = false, kHalvesValues = false;
+  static constexpr bool kIsTable = true, kHasZero = false, kHasChannelGroups = false, kHalvesValues = false;
   static constexpr int kParamBytes = 0;
   KVRT_DEVICE static constexpr float bias(int, int) { return int8_words::kBias; }
   KVRT_DEVICE static constexpr std::uint32_t minus_bias(int, int) { return 0xE480E480u; }  // -(1024 + 128)
@@ -146,7 +147,7 @@ struct Code3KeyCodes : CellRow<D, kIsPadded>, TableKeyCodes {
 /// E4M3 as fp16: no bias, no offset.
 template <int D, bool kIsPadded>
 struct Fp8KeyCodes : WordRow<D, 8, kIsPadded> {
-  static constexpr bool kIsTable = false, kHasZero = false, kHalvesValues = false;
+  static constexpr bool kIsTable = false, kHasZero = false, kHasChannelGroups = false, kHalvesValues = false;
   static constexpr int kParamBytes = 2;
   KVRT_DEVICE static constexpr int channel(int step, int reg, int half) { return 4 * step + 2 * reg + half; }
   KVRT_DEVICE static constexpr float bias(int, int) { return 0.0f; }

@@ -6,7 +6,8 @@
 //   K::Shared                        what it keeps in shared memory besides the view; filled by prepare(args, segment, shared), which all
 //                                    threads call
 //   K::template Query<N>             what a warp carries of the queries
-//   K::load(view, shared, scratch, q, n_heads, query)    scratch: [8 N, D] floats of shared memory, the type's own until the loop ends
+//   K::kOwnFragments                 whether it needs QueryMemory::fragments
+//   K::load(view, shared, memory, q, n_heads, query)
 //   K::score(view, shared, place, query, s)          s[n][0..1]: scores (base 2) of token slot + g, s[n][2..3]: of slot + g + 8,
 //                                                    without query.add and soft cap, for heads 8 n + 2 q and 8 n + 2 q + 1
 //   K::add(query, n, j)              what is added to every score
@@ -42,6 +43,12 @@ KVRT_DEVICE int first_tile(int chunk_begin) {
   return chunk_begin + (kVisitTiles<Keys> > kStep ? kVisitTiles<Keys> : kStep) * cuda::warp_index();
 }
 
+/// (scale', lo') pairs of fp16 for the two halves of a register.
+struct ValuePairs {
+  std::uint32_t scale, lo;
+};
+KVRT_DEVICE ValuePairs value_pairs(std::uint32_t low, std::uint32_t high) { return {low_halves(low, high), high_halves(low, high)}; }
+
 /// One lane's part of the coded rows row and row + 8 of a tile, and their parameters.
 template <class Codes>
 struct KeyTile {
@@ -69,71 +76,18 @@ struct KeyTile {
     KVRT_UNROLL
     for (int i = 0; i < 4; ++i) a[i] = Codes::biased(words[i % 2], table, quad, step, i / 2);
   }
-
-  /// (scale', lo') pairs of fp16 for one register: row r of the tile, channels of both halves.
-  struct Pairs {
-    std::uint32_t scale, lo;
-  };
-  /// row: of the block. position: of the lane's part in a stored row. kMayBeStatic: grids may be constants of the plan; where those
-  /// have no offset (fp8, sint) the scale is left to the caller: static_scale().
-  template <bool kMayBeStatic>
-  KVRT_DEVICE Pairs value_pairs(const SideView& view, const std::uint8_t* block, int row, int r, int position, int step, int reg) const {
-    const ParamMode mode = cuda::reread(view.mode);
-    if (kMayBeStatic && mode == ParamMode::kRow && cuda::reread(view.n_groups) == 0) {
-      if (cuda::reread(view.ranges) == nullptr) {
-        const std::uint32_t p = cuda::pack_f16(has_static_scale(view) ? 1.0f : cuda::reread(view.scale) * value_factor<Codes>(), cuda::reread(view.lo) * value_factor<Codes>());
-        return {low_halves(p, p), high_halves(p, p)};
-      }
-      std::uint32_t p[2];
-      KVRT_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int last = cuda::reread(view.head_dim) - 1, wanted = position + Codes::channel(step, reg, half);
-        const ChannelGrid grid = channel_grid(view, wanted < last ? wanted : last);
-        p[half] = cuda::pack_f16(grid.scale * value_factor<Codes>(), grid.lo * value_factor<Codes>());
-      }
-      return {low_halves(p[0], p[1]), high_halves(p[0], p[1])};
-    }
-    if (mode == ParamMode::kRow || mode == ParamMode::kGroups) {
-      const std::uint32_t p = value_params<Codes>(view, params[r]);
-      return {low_halves(p, p), high_halves(p, p)};
-    }
-    std::uint32_t p[2];
-    KVRT_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int last = cuda::reread(view.head_dim) - 1, wanted = position + Codes::channel(step, reg, half), at = wanted < last ? wanted : last;
-      p[half] = value_params<Codes>(view, mode == ParamMode::kChannel ? load_channel_params<Codes>(view, block, row, at)
-                                                                      : load_token_params<Codes>(view, block, row + 8 * r, cuda::reread(view.group[at])));
-    }
-    return {low_halves(p[0], p[1]), high_halves(p[0], p[1])};
-  }
-
-  /// What values() left out: the scale of tensor and head where the format has no offset.
-  KVRT_DEVICE static bool has_static_scale(const SideView& view) {
-    return Codes::kParamBytes != 4 && cuda::reread(view.lo) == 0.0f && cuda::reread(view.n_groups) == 0 && cuda::reread(view.ranges) == nullptr;
-  }
-
-  /// Operand A of a step: the values themselves in fp16, to be multiplied by undo_value_factor().
-  template <bool kMayBeStatic>
-  KVRT_DEVICE void values(const SideView& view, const std::uint8_t* block, int row, int quad, int position, int step, std::uint32_t (&a)[4]) const {
-    KVRT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const Pairs p = value_pairs<kMayBeStatic>(view, block, row, i % 2, position, step, i / 2);
-      a[i] = cuda::fma_f16x2(code(view, quad, i % 2, step, i / 2), p.scale, p.lo);
-    }
-  }
-
-  /// One register: code - zero, exactly.
-  KVRT_DEVICE std::uint32_t code(const SideView& view, int quad, int r, int step, int reg) const {
+  /// One register of row r: code - zero, exactly.
+  KVRT_DEVICE std::uint32_t code(std::uint32_t minus_zero, int quad, int r, int step, int reg) const {
     std::uint32_t minus = Codes::minus_bias(step, reg);
-    if (Codes::kHasZero) minus = cuda::add_f16x2(minus, cuda::reread(view.minus_zero));
+    if (Codes::kHasZero) minus = cuda::add_f16x2(minus, minus_zero);
     return cuda::add_f16x2(Codes::biased(words[r], table, quad, step, reg), minus);
   }
 };
 
-/// Post-RoPE keys of any coded family.
-template <class Codes, int D>
+/// Post-RoPE keys of any coded family. kIsPadded: head_dim may be less than D, and token groups of any size.
+template <class Codes, int D, bool kIsPadded>
 struct CodedKeys {
-  static constexpr bool kIsBf16 = false;
+  static constexpr bool kIsBf16 = false, kOwnFragments = Codes::kHasChannelGroups;
   using Shared = NothingShared;
   template <int N>
   using Query = QueryFragments<D, N>;
@@ -141,31 +95,20 @@ struct CodedKeys {
   KVRT_DEVICE static constexpr float bias(int step, int reg) { return Codes::bias(step, reg); }
   KVRT_DEVICE static void prepare(const DecodeArgs&, const Segment&, Shared&) {}
   template <int N>
-  KVRT_DEVICE static void load(const SideView& view, const Shared&, float*, const float* q, int n_heads, Query<N>& query) {
-    load_query<CodedKeys>(view, q, n_heads, query);
+  KVRT_DEVICE static void load(const SideView& view, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
+    load_query<CodedKeys>(view, memory, q, n_heads, query);
   }
   template <int N>
-  KVRT_DEVICE static float add(const Query<N>& query, int n, int j) { return query.add[n][j]; }
+  KVRT_DEVICE static float add(const Query<N>& query, int n, int j) { return query.column(Column::kAdd, n, j); }
 
   template <int N>
   KVRT_DEVICE static void score(const SideView& view, const Shared&, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
     const int lane = cuda::lane_index(), quad = lane % 4, row = place.slot + lane / 4;
     KeyTile<Codes> tile;
     tile.load(view, place.k, row, quad, D / 4);
-    const bool by_row = cuda::reread(view.mode) == ParamMode::kRow;
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] = by_row ? query.start[n][i % 2] : 0.0f;
-    }
-    if (by_row) {
-      KVRT_UNROLL
-      for (int step = 0; step < D / 16; ++step) {
-        std::uint32_t a[4];
-        tile.biased(quad, step, a);
-        KVRT_UNROLL
-        for (int n = 0; n < N; ++n) cuda::mma_f16(s[n], a, query.b[n][step]);
-      }
+    const ParamMode mode = cuda::reread(view.mode);
+    if (mode == ParamMode::kRow) {
+      add_codes<N>(tile, quad, query, s, [&](int n, int step, std::uint32_t (&b)[2]) { b[0] = query.b[n][step][0], b[1] = query.b[n][step][1]; });
       const bool is_stored = cuda::reread(view.n_groups) != 0;
       KVRT_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -174,22 +117,96 @@ struct CodedKeys {
         KVRT_UNROLL
         for (int n = 0; n < N; ++n) {
           KVRT_UNROLL
-          for (int j = 0; j < 2; ++j) s[n][2 * r + j] = scale * query.scale[n][j] * s[n][2 * r + j] + lo * query.sum[n][j];
+          for (int j = 0; j < 2; ++j) s[n][2 * r + j] = scale * query.column(Column::kScale, n, j) * s[n][2 * r + j] + lo * query.column(Column::kSum, n, j);
         }
       }
-    } else {  // scales differ along the row
-      KVRT_UNROLL
-      for (int step = 0; step < D / 16; ++step) {
-        std::uint32_t a[4];
-        tile.template values<false>(view, place.k, row, quad, quad * (D / 4), step, a);
-        KVRT_UNROLL
-        for (int n = 0; n < N; ++n) cuda::mma_f16(s[n], a, query.b[n][step]);
-      }
+      return;
+    }
+    if (Codes::kHasChannelGroups && mode == ParamMode::kChannel) {
+      const std::uint8_t* const params = channel_params(view, place.k, place.slot);
+      if (cuda::reread(query.warp->group) != params) scale_query<CodedKeys, Codes>(view, params, query);
+      add_codes<N>(tile, quad, query, s, [&](int n, int step, std::uint32_t (&b)[2]) { cuda::reread_pair(query.fragment(n, step), b); });
       KVRT_UNROLL
       for (int n = 0; n < N; ++n) {
         KVRT_UNROLL
-        for (int i = 0; i < 4; ++i) s[n][i] *= undo_value_factor<Codes>() * query.scale[n][i % 2];
+        for (int i = 0; i < 4; ++i) s[n][i] = query.column(Column::kScale, n, i % 2) * s[n][i] + query.column(Column::kLo, n, i % 2);
       }
+      return;
+    }
+    // token.g<N>: scales differ along the row; the values themselves, in fp16.
+    const std::uint32_t minus_zero = Codes::kHasZero ? cuda::reread(view.minus_zero) : 0u;
+    if (!kIsPadded || mode == ParamMode::kGroups) {
+      ValuePairs of_rows[2];
+      KVRT_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const std::uint32_t w = value_params<Codes>(view, tile.params[r]);
+        of_rows[r] = value_pairs(w, w);
+      }
+      add_values<N>(tile, minus_zero, quad, query, s, [&](int, int, ValuePairs (&p)[2]) { p[0] = of_rows[0], p[1] = of_rows[1]; });
+    } else {
+      add_values<N>(tile, minus_zero, quad, query, s, [&](int step, int reg, ValuePairs (&p)[2]) {
+        KVRT_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          std::uint32_t w[2];
+          KVRT_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            const int group = cuda::reread(view.group[position(view, quad, step, reg, half)]);
+            w[half] = value_params<Codes>(view, load_token_params<Codes>(view, place.k, row + 8 * r, group));
+          }
+          p[r] = value_pairs(w[0], w[1]);
+        }
+      });
+    }
+  }
+
+ private:
+  /// Stored position of a half of a register; of what stands behind the row, the last one.
+  KVRT_DEVICE static int position(const SideView& view, int quad, int step, int reg, int half) {
+    const int p = channel(quad, step, reg, half);
+    if (!kIsPadded) return p;
+    const int last = cuda::reread(view.head_dim) - 1;
+    return p < last ? p : last;
+  }
+  /// operand(n, step, b) gives operand B.
+  template <int N, class Operand>
+  KVRT_DEVICE static void add_codes(const KeyTile<Codes>& tile, int quad, const Query<N>& query, float (&s)[N][4], Operand operand) {
+    KVRT_UNROLL
+    for (int n = 0; n < N; ++n) {
+      KVRT_UNROLL
+      for (int i = 0; i < 4; ++i) s[n][i] = query.column(Column::kStart, n, i % 2);
+    }
+    KVRT_UNROLL
+    for (int step = 0; step < D / 16; ++step) {
+      std::uint32_t a[4];
+      tile.biased(quad, step, a);
+      KVRT_UNROLL
+      for (int n = 0; n < N; ++n) {
+        std::uint32_t b[2];
+        operand(n, step, b);
+        cuda::mma_f16(s[n], a, b);
+      }
+    }
+  }
+  /// pairs_of(step, reg, p) gives the parameters of both rows.
+  template <int N, class PairsOf>
+  KVRT_DEVICE static void add_values(const KeyTile<Codes>& tile, std::uint32_t minus_zero, int quad, const Query<N>& query, float (&s)[N][4], PairsOf pairs_of) {
+    KVRT_UNROLL
+    for (int step = 0; step < D / 16; ++step) {
+      std::uint32_t a[4];
+      KVRT_UNROLL
+      for (int reg = 0; reg < 2; ++reg) {
+        ValuePairs p[2];
+        pairs_of(step, reg, p);
+        KVRT_UNROLL
+        for (int r = 0; r < 2; ++r) a[2 * reg + r] = cuda::fma_f16x2(tile.code(minus_zero, quad, r, step, reg), p[r].scale, p[r].lo);
+      }
+      KVRT_UNROLL
+      for (int n = 0; n < N; ++n) cuda::mma_f16(s[n], a, query.b[n][step]);
+    }
+    KVRT_UNROLL
+    for (int n = 0; n < N; ++n) {
+      KVRT_UNROLL
+      for (int i = 0; i < 4; ++i) s[n][i] *= undo_value_factor<Codes>() * query.column(Column::kScale, n, i % 2);
     }
   }
 };
@@ -197,7 +214,7 @@ struct CodedKeys {
 /// bf16 or fp16 rows. Quad lane q reads 16 bytes at 64 j + 16 q: channels 32 j + 8 q .. + 7, two steps of 4.
 template <int D, bool IsBf16, bool kIsPadded>
 struct PlainKeys {
-  static constexpr bool kIsBf16 = IsBf16;
+  static constexpr bool kIsBf16 = IsBf16, kOwnFragments = false;
   using Shared = NothingShared;
   template <int N>
   using Query = QueryFragments<D, N>;
@@ -207,11 +224,11 @@ struct PlainKeys {
   KVRT_DEVICE static constexpr float bias(int, int) { return 0.0f; }
   KVRT_DEVICE static void prepare(const DecodeArgs&, const Segment&, Shared&) {}
   template <int N>
-  KVRT_DEVICE static void load(const SideView& view, const Shared&, float*, const float* q, int n_heads, Query<N>& query) {
-    load_query<PlainKeys>(view, q, n_heads, query);
+  KVRT_DEVICE static void load(const SideView& view, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
+    load_query<PlainKeys>(view, memory, q, n_heads, query);
   }
   template <int N>
-  KVRT_DEVICE static float add(const Query<N>& query, int n, int j) { return query.add[n][j]; }
+  KVRT_DEVICE static float add(const Query<N>& query, int n, int j) { return query.column(Column::kAdd, n, j); }
 
   template <int N>
   KVRT_DEVICE static void score(const SideView& view, const Shared&, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
@@ -240,7 +257,7 @@ struct PlainKeys {
     KVRT_UNROLL
     for (int n = 0; n < N; ++n) {
       KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] *= query.scale[n][i % 2];
+      for (int i = 0; i < 4; ++i) s[n][i] *= query.column(Column::kScale, n, i % 2);
     }
   }
 };

@@ -71,7 +71,7 @@ struct PreQuery {
 
 template <class Codes, int D, int Distance>
 struct PreKeys {
-  static constexpr bool kIsBf16 = false;
+  static constexpr bool kIsBf16 = false, kOwnFragments = false;
   using Pairs = LanePairs<Codes, D, Distance>;
   using Shared = PreShared<D>;
   template <int N>
@@ -98,11 +98,11 @@ struct PreKeys {
     shared.by_channel = segment.k.codec.granularity != Granularity::kToken;
   }
 
-  /// Heads beyond G are zero. Every warp finds the guards; each writes its part of the queries to `scratch`.
+  /// Heads beyond G are zero. Every warp finds the guards; each writes its part of the queries to memory.scratch.
   template <int N>
-  KVRT_DEVICE static void load(const SideView& view, const Shared&, float* scratch, const float* q, int n_heads, Query<N>& query) {
+  KVRT_DEVICE static void load(const SideView& view, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
     const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
-    auto* const out = reinterpret_cast<cuda::Words4*>(scratch);
+    auto* const out = reinterpret_cast<cuda::Words4*>(memory.scratch);
     query.q = out;
     KVRT_UNROLL
     for (int n = 0; n < N; ++n) {

@@ -37,9 +37,9 @@ struct PreExactKeys {
   using Query = PreExactQuery<N>;
 
   template <int N>
-  KVRT_DEVICE static void load(const SideView&, const PreShared<D>& shared, float* scratch, const float* q, int n_heads, Query<N>& query) {
+  KVRT_DEVICE static void load(const SideView&, const PreShared<D>& shared, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
     const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
-    auto* const b = reinterpret_cast<std::uint64_t*>(scratch);
+    auto* const b = reinterpret_cast<std::uint64_t*>(memory.scratch);
     query.b = b;
     KVRT_UNROLL
     for (int n = 0; n < N; ++n) {

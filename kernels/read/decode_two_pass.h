@@ -14,7 +14,7 @@ KVRT_DEVICE float* block_scores(const DecodeArgs& args) {
 template <class Keys, int D, class Shared>
 KVRT_DEVICE void score_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
   typename Keys::template Query<1> query;
-  Keys::template load<1>(shared.k, shared.keys, &shared.o[0][0], queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
+  Keys::template load<1>(shared.k, shared.keys, shared.query_memory(), queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
   const LiveSlots slots{static_cast<int>(segment.first_slot), static_cast<int>(segment.n_tokens), static_cast<int>(segment.n_slots)};
   const int begin = static_cast<int>(chunk.tile_begin), end = static_cast<int>(chunk.tile_end);
   float* const scores = block_scores(args);
@@ -35,7 +35,7 @@ KVRT_KERNEL(kDecodeThreads, D <= 128 ? 4 : 2) score_kernel(const DecodeArgs args
   const DecodeWork work = decode_work<1>(args);
   const DecodeChunk& chunk = args.chunks[work.chunk];
   const Segment& segment = args.segments[chunk.segment];
-  share_segment<Keys>(args, segment, D / 4, D / 8, shared);
+  share_segment<Keys>(args, work, segment, D / 4, D / 8, shared);
   cuda::block_barrier();
   if (segment.k.codec.format == Format::kBf16) score_chunk<ExactKeys, D>(args, work, chunk, segment, shared);
   else score_chunk<Keys, D>(args, work, chunk, segment, shared);
@@ -43,6 +43,7 @@ KVRT_KERNEL(kDecodeThreads, D <= 128 ? 4 : 2) score_kernel(const DecodeArgs args
 
 /// Scores of the first pass in the place of keys.
 struct StoredScores {
+  static constexpr bool kOwnFragments = false;
   using Shared = NothingShared;
   template <int N>
   struct Query {
@@ -60,12 +61,12 @@ struct StoredScores {
 };
 
 template <class Values, int D, class Shared>
-KVRT_DEVICE void pv_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
+KVRT_DEVICE void pv_chunk(const DecodeArgs& args, const DecodeChunk& chunk, const Segment& segment, Shared& shared) {
   const StoredScores::Query<1> query{block_scores(args), static_cast<int>(chunk.tile_begin)};
   RunningSoftmax<D, 1> r;
   start_softmax(r);
   decode_tiles<StoredScores, Values, Shared, D, 1>(segment, chunk, shared, query, r);
-  merge_warps<Values, Shared, D, 1>(args, work.chunk, work.first_head, r, shared);
+  merge_warps<Values, Shared, D, 1>(args, r, shared);
 }
 
 template <class Values, class ExactValues, int D>
@@ -75,10 +76,10 @@ KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, 1)) pv_kernel(const DecodeArgs 
   const DecodeWork work = decode_work<1>(args);
   const DecodeChunk& chunk = args.chunks[work.chunk];
   const Segment& segment = args.segments[chunk.segment];
-  share_segment<StoredScores>(args, segment, D / 4, D / 8, shared);
+  share_segment<StoredScores>(args, work, segment, D / 4, D / 8, shared);
   cuda::block_barrier();
-  if (segment.v.codec.format == Format::kBf16) pv_chunk<ExactValues, D>(args, work, chunk, segment, shared);
-  else pv_chunk<Values, D>(args, work, chunk, segment, shared);
+  if (segment.v.codec.format == Format::kBf16) pv_chunk<ExactValues, D>(args, chunk, segment, shared);
+  else pv_chunk<Values, D>(args, chunk, segment, shared);
 }
 
 template <DecodeFamily K, int D, bool kIsPadded>

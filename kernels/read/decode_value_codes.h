@@ -39,7 +39,7 @@ struct ByteColumns {
 
 template <int D, bool kIsPadded>
 struct Int8ValueCodes : WordColumns<D, 8, kIsPadded>, ByteColumns {
-  static constexpr bool kIsTable = false, kHasZero = true, kHalvesValues = true, kCanBeNan = false;
+  static constexpr bool kIsTable = false, kHasZero = true, kHasChannelGroups = true, kHalvesValues = true, kCanBeNan = false;
   static constexpr int kParamBytes = 0;
   KVRT_DEVICE static constexpr int channel(int g, int reg) { return g * (D / 8) + reg; }
   template <int W>
@@ -50,7 +50,7 @@ struct Int8ValueCodes : WordColumns<D, 8, kIsPadded>, ByteColumns {
 
 template <int D, bool kIsPadded>
 struct Int4ValueCodes : WordColumns<D, 4, kIsPadded> {
-  static constexpr bool kIsTable = false, kHasZero = true, kHalvesValues = true, kCanBeNan = false;
+  static constexpr bool kIsTable = false, kHasZero = true, kHasChannelGroups = true, kHalvesValues = true, kCanBeNan = false;
   static constexpr int kParamBytes = 0;
   KVRT_DEVICE static constexpr int channel(int g, int reg) { return g * (D / 8) + reg; }
   KVRT_DEVICE static constexpr std::uint32_t minus_bias(int reg) { return reg % 2 == 0 ? int4_words::kMinusLowBias : int4_words::kMinusHighBias; }
@@ -70,7 +70,7 @@ struct Int4ValueCodes : WordColumns<D, 4, kIsPadded> {
 template <int D, bool kIsPadded>
 struct Int2ValueCodes : WordColumns<D, 2, kIsPadded> {
   using Row = WordColumns<D, 2, kIsPadded>;
-  static constexpr bool kIsTable = false, kHasZero = false, kHalvesValues = true, kCanBeNan = false;
+  static constexpr bool kIsTable = false, kHasZero = false, kHasChannelGroups = true, kHalvesValues = true, kCanBeNan = false;
   static constexpr int kParamBytes = 4;
   KVRT_DEVICE static constexpr int channel(int g, int reg) { return g * (D / 8) + reg; }
   KVRT_DEVICE static constexpr std::uint32_t minus_bias(int reg) { return int2_words::minus_bias(reg % 8); }
@@ -105,7 +105,7 @@ struct CellColumns {
 template <int D, bool kIsPadded>
 struct Int3ValueCodes : CellColumns<D, kIsPadded> {
   using Row = CellColumns<D, kIsPadded>;
-  static constexpr bool kIsTable = false, kHasZero = false, kHalvesValues = true, kCanBeNan = false;
+  static constexpr bool kIsTable = false, kHasZero = false, kHasChannelGroups = true, kHalvesValues = true, kCanBeNan = false;
   static constexpr int kParamBytes = 4;
   // A quarter takes codes 0..4, 5, 6, 7 (even lanes) or 10..14, 8, 9, 15 of its half.
   KVRT_DEVICE static constexpr int quarter_code(int g, int reg) { return g % 2 == 0 ? reg : reg < 5 ? 10 + reg : reg < 7 ? 3 + reg : 15; }
@@ -135,7 +135,7 @@ struct Int3ValueCodes : CellColumns<D, kIsPadded> {
 };
 
 struct TableValueCodes : ByteColumns {
-  static constexpr bool kIsTable = true, kHasZero = false, kHalvesValues = false, kCanBeNan = false;
+  static constexpr bool kIsTable = true, kHasZero = false, kHasChannelGroups = false, kHalvesValues = false, kCanBeNan = false;
   static constexpr int kParamBytes = 0;
   KVRT_DEVICE static constexpr std::uint32_t minus_bias(int) { return TableKeyCodes::minus_bias(0, 0); }
 };
@@ -182,7 +182,7 @@ struct Code3ValueCodes : CellColumns<D, kIsPadded>, TableValueCodes {
 /// E4M3 as fp16.
 template <int D, bool kIsPadded>
 struct Fp8ValueCodes : WordColumns<D, 8, kIsPadded> {
-  static constexpr bool kIsTable = false, kHasZero = false, kHalvesValues = false, kCanBeNan = true;
+  static constexpr bool kIsTable = false, kHasZero = false, kHasChannelGroups = false, kHalvesValues = false, kCanBeNan = true;
   static constexpr int kParamBytes = 2;
   KVRT_DEVICE static constexpr int channel(int g, int reg) { return g * (D / 8) + reg; }
   KVRT_DEVICE static constexpr std::uint32_t minus_bias(int) { return 0x80008000u; }

@@ -7,7 +7,7 @@
 // bias and the offset is summed apart. Constants of the plan are applied to the sums of codes at the end. Elsewhere the values
 // themselves enter in fp16, P' = f16(p 2^e).
 
-#include "kernels/read/decode_query.h"
+#include "kernels/read/decode_keys.h"
 #include "kernels/read/decode_value_codes.h"
 
 namespace kvrt {
@@ -17,7 +17,8 @@ KVRT_DEVICE int value_token(int quad, int i) { return 2 * quad + i % 2 + 8 * (i 
 
 inline constexpr float kWeightScale = 0x1p10f;  ///< 2^e where no scale is folded in: weights down to 2^-34 count
 
-template <class Codes, int D>
+/// kIsPadded: as of CodedKeys.
+template <class Codes, int D, bool kIsPadded>
 struct CodedValues {
   static constexpr bool kIsBf16 = false, kMayFold = true, kIsBiased = true;
 
@@ -30,10 +31,10 @@ struct CodedValues {
   KVRT_DEVICE static float row_lo(const SideView& view, std::uint32_t params) { return value_lo<Codes>(view, params); }
 
   KVRT_DEVICE static int channel(int g, int reg) { return Codes::channel(g, reg); }
-  /// To multiply with sums of rounded weights of even or odd tokens: what biases and zero added to the register's output.
-  KVRT_DEVICE static float bias(const SideView& view, int reg, bool is_odd) { return Codes::bias(reg, is_odd) + view.zero; }
+  /// To multiply with sums of rounded weights of even or odd tokens: what biases added to the register's output.
+  KVRT_DEVICE static constexpr float bias(int reg, bool is_odd) { return Codes::bias(reg, is_odd); }
   KVRT_DEVICE static bool has_bias(const SideView& view) { return view.mode == ParamMode::kRow; }
-  /// Output of a channel = scale * (sum - bias), plus lo * Σ p.
+  /// Output of a channel = scale * sum + lo * Σ p, besides what folds_scale() has summed.
   KVRT_DEVICE static ChannelGrid grid(const SideView& view, int channel) {
     if (view.mode != ParamMode::kRow) return {undo_value_factor<Codes>(), 0.0f};
     if (view.ranges != nullptr) return channel_grid(view, channel);
@@ -54,8 +55,10 @@ struct CodedValues {
       KVRT_UNROLL
       for (int j = 0; j < Codes::kWords; ++j) words[i][j] = live[i] ? words[i][j] : 0u;
     }
-    KVRT_UNROLL
-    for (int i = 0; Codes::kIsTable && i < kTableWords; ++i) table[i] = cuda::reread(view.table[i]);
+    if (Codes::kIsTable) {
+      KVRT_UNROLL
+      for (int i = 0; i < kTableWords; ++i) table[i] = cuda::reread(view.table[i]);
+    }
     const ParamMode mode = cuda::reread(view.mode);
     if (mode == ParamMode::kRow) {
       KVRT_UNROLL
@@ -71,51 +74,70 @@ struct CodedValues {
       }
       return;
     }
-    std::uint32_t scale[2] = {0, 0}, lo[2] = {0, 0};  // of the two token pairs
-    if (mode == ParamMode::kGroups) token_pairs(view, block, slot, cuda::reread(view.group[channel(g, 0)]), live, scale, lo);
+    // Scales differ along the row: the values themselves, in fp16.
+    const std::uint32_t minus_zero = Codes::kHasZero ? cuda::reread(view.minus_zero) : 0u;
+    if (Codes::kHasChannelGroups && mode == ParamMode::kChannel) {
+      const std::uint8_t* const params = channel_params(view, block, slot);
+      const bool any = live[0] || live[1] || live[2] || live[3];
+      add_values<N>(words, table, minus_zero, g, weights, o, [&](int reg, ValuePairs (&p)[2]) {
+        const std::uint32_t w = any ? value_params<Codes>(view, cuda::load_shared_word(params + 4 * row_channel(view, g, reg))) : 0u;
+        p[0] = p[1] = value_pairs(w, w);
+      });
+    } else if (!kIsPadded || mode == ParamMode::kGroups) {
+      ValuePairs of_tokens[2];
+      token_pairs(view, block, slot, cuda::reread(view.group[channel(g, 0)]), live, of_tokens);
+      add_values<N>(words, table, minus_zero, g, weights, o, [&](int, ValuePairs (&p)[2]) { p[0] = of_tokens[0], p[1] = of_tokens[1]; });
+    } else {
+      add_values<N>(words, table, minus_zero, g, weights, o, [&](int reg, ValuePairs (&p)[2]) {
+        token_pairs(view, block, slot, cuda::reread(view.group[row_channel(view, g, reg)]), live, p);
+      });
+    }
+  }
+
+ private:
+  /// Channel of a register; of what stands behind the row, the last one.
+  KVRT_DEVICE static int row_channel(const SideView& view, int g, int reg) {
+    const int c = channel(g, reg);
+    if (!kIsPadded) return c;
+    const int last = cuda::reread(view.head_dim) - 1;
+    return c < last ? c : last;
+  }
+  /// (even token, odd token) pairs of scale' and lo' of a group; 0 for tokens that are not live.
+  KVRT_DEVICE static void token_pairs(const SideView& view, const std::uint8_t* block, int slot, int group, const bool (&live)[4], ValuePairs (&p)[2]) {
+    const int quad = cuda::lane_index() % 4;
+    KVRT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t w[2];
+      KVRT_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const std::uint32_t params = value_params<Codes>(view, load_token_params<Codes>(view, block, slot + value_token(quad, 2 * half + j), group));
+        w[j] = live[2 * half + j] ? params : 0u;
+      }
+      p[half] = value_pairs(w[0], w[1]);
+    }
+  }
+  /// pairs_of(reg, p) gives the parameters of both token pairs.
+  template <int N, class PairsOf>
+  KVRT_DEVICE static void add_values(const std::uint32_t (&words)[4][Codes::kWords], const Table& table, std::uint32_t minus_zero, int g,
+                                     const std::uint32_t (&weights)[N][2], float (&o)[N][D / 16][4], PairsOf pairs_of) {
     KVRT_UNROLL
     for (int tile = 0; tile < D / 16; ++tile) {
       std::uint32_t a[4];
       KVRT_UNROLL
       for (int row = 0; row < 2; ++row) {
         const int reg = 2 * tile + row;
-        if (mode != ParamMode::kGroups) {
-          const int last = cuda::reread(view.head_dim) - 1, wanted = channel(g, reg), c = wanted < last ? wanted : last;
-          if (mode == ParamMode::kGeneral) {
-            token_pairs(view, block, slot, cuda::reread(view.group[c]), live, scale, lo);
-          } else {
-            const bool any = live[0] || live[1] || live[2] || live[3];
-            const std::uint32_t p = any ? value_params<Codes>(view, load_channel_params<Codes>(view, block, slot, c)) : 0u;
-            scale[0] = scale[1] = low_halves(p, p), lo[0] = lo[1] = high_halves(p, p);
-          }
-        }
+        ValuePairs p[2];
+        pairs_of(reg, p);
+        std::uint32_t minus = Codes::minus_bias(reg);
+        if (Codes::kHasZero) minus = cuda::add_f16x2(minus, minus_zero);
         KVRT_UNROLL
         for (int half = 0; half < 2; ++half) {
-          std::uint32_t minus = Codes::minus_bias(reg);
-          if (Codes::kHasZero) minus = cuda::add_f16x2(minus, cuda::reread(view.minus_zero));
           const std::uint32_t raw = Codes::raw(words[2 * half], words[2 * half + 1], table, g, reg);
-          a[2 * half + row] = cuda::fma_f16x2(cuda::add_f16x2(Codes::biased(raw, reg), minus), scale[half], lo[half]);
+          a[2 * half + row] = cuda::fma_f16x2(cuda::add_f16x2(Codes::biased(raw, reg), minus), p[half].scale, p[half].lo);
         }
       }
       KVRT_UNROLL
       for (int n = 0; n < N; ++n) cuda::mma_f16(o[n][tile], a, weights[n]);
-    }
-  }
-
- private:
-  /// (even token, odd token) pairs of scale' and lo' of a group; 0 for tokens that are not live.
-  KVRT_DEVICE static void token_pairs(const SideView& view, const std::uint8_t* block, int slot, int group, const bool (&live)[4],
-                                      std::uint32_t (&scale)[2], std::uint32_t (&lo)[2]) {
-    const int quad = cuda::lane_index() % 4;
-    KVRT_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t p[2];
-      KVRT_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        const std::uint32_t params = value_params<Codes>(view, load_token_params<Codes>(view, block, slot + value_token(quad, 2 * half + j), group));
-        p[j] = live[2 * half + j] ? params : 0u;
-      }
-      scale[half] = low_halves(p[0], p[1]), lo[half] = high_halves(p[0], p[1]);
     }
   }
 };
@@ -130,7 +152,7 @@ struct PlainValues {
   KVRT_DEVICE static float row_scale(const SideView&, std::uint32_t) { return 1.0f; }
   KVRT_DEVICE static float row_lo(const SideView&, std::uint32_t) { return 0.0f; }
   KVRT_DEVICE static int channel(int g, int reg) { return g * (D / 8) + reg; }
-  KVRT_DEVICE static float bias(const SideView&, int, bool) { return 0.0f; }
+  KVRT_DEVICE static constexpr float bias(int, bool) { return 0.0f; }
   KVRT_DEVICE static bool has_bias(const SideView&) { return false; }
   KVRT_DEVICE static ChannelGrid grid(const SideView&, int) { return {1.0f, 0.0f}; }
 

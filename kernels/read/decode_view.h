@@ -14,7 +14,7 @@ namespace kvrt {
 enum class ParamMode : std::int32_t {
   kRow,      ///< one pair a token (token.g), or constants: tensor, head, channel.static
   kGroups,   ///< token.g<N>, the channels that one lane reads lie in one group
-  kGeneral,  ///< token.g<N>, any N
+  kGeneral,  ///< token.g<N>, any N: read by the padded kernels alone
   kChannel,  ///< channel.g<N>
 };
 
@@ -85,10 +85,9 @@ template <class Codes>
 KVRT_DEVICE std::uint32_t load_token_params(const SideView& view, const std::uint8_t* block, int slot, int group) {
   return load_params<Codes>(view, block, slot * cuda::reread(view.n_groups) + group);
 }
-/// Those of the channel stored at `position` for the tile of 16 tokens from `slot`.
-template <class Codes>
-KVRT_DEVICE std::uint32_t load_channel_params(const SideView& view, const std::uint8_t* block, int slot, int position) {
-  return load_params<Codes>(view, block, slot / cuda::reread(view.channel_group) * cuda::reread(view.head_dim) + position);
+/// channel.g<N>: words of the channels, in stored order, for the tile of 16 tokens from `slot`.
+KVRT_DEVICE const std::uint8_t* channel_params(const SideView& view, const std::uint8_t* block, int slot) {
+  return block + cuda::reread(view.params) + 4 * (slot / cuda::reread(view.channel_group) * cuda::reread(view.head_dim));
 }
 
 /// scale' and lo' of stored parameters.

@@ -268,11 +268,23 @@ void Reader::read_summary() {
   s.proven = v.at("proven").boolean();
   if (v.has("predicted")) {
     const JsonValue p = v.at("predicted");
-    s.predicted = plan::Prediction{p.at("metric").string(), p.at("score").number(), p.at("se").number(), p.at("in_nats").boolean(), p.at("unfitted").boolean()};
-    keep_unknown("/summary/predicted", {"metric", "score", "se", "in_nats", "kl", "ppl_ratio", "unfitted"});
+    s.predicted = plan::Prediction{p.at("metric").string(), p.at("score").number(), p.at("se").number(), p.at("in_nats").boolean(), p.at("unfitted").boolean(), {}};
+    if (p.has("joint")) {
+      const JsonValue j = p.at("joint");
+      s.predicted->joint = plan::JointFit{static_cast<std::size_t>(count(j.at("runs"))), positive(j.at("slope")), j.at("kappa").number(), j.at("r2").number(),
+                                          j.at("spearman").number(), positive(j.at("worst_factor"))};
+      keep_unknown("/summary/predicted/joint", {"runs", "slope", "kappa", "r2", "spearman", "worst_factor", "reliable"});
+    }
+    keep_unknown("/summary/predicted", {"metric", "score", "se", "in_nats", "kl", "ppl_ratio", "unfitted", "joint"});
+  }
+  if (v.has("measured")) {
+    const JsonValue m = v.at("measured");
+    s.measured = plan::Measured{m.at("kl").number(), m.at("kl_se").number(), positive(m.at("ppl_ratio")), m.at("ppl_ratio_se").number(), count(m.at("documents")),
+                                count(m.at("tokens")), count(m.at("seq_len")), m.at("documents_sha256").string()};
+    keep_unknown("/summary/measured", {"kl", "kl_se", "ppl_ratio", "ppl_ratio_se", "documents", "tokens", "seq_len", "documents_sha256"});
   }
   if (v.has("valid_to_position")) s.valid_to_position = count(v.at("valid_to_position"));
-  keep_unknown("/summary", {"effective_bits", "bytes", "elements", "bytes_per_token", "compression", "constants_bytes", "gap", "proven", "predicted", "valid_to_position"});
+  keep_unknown("/summary", {"effective_bits", "bytes", "elements", "bytes_per_token", "compression", "constants_bytes", "gap", "proven", "predicted", "measured", "valid_to_position"});
 }
 
 void Reader::read_lists() {
@@ -288,8 +300,9 @@ void Reader::read_lists() {
     const bool uniform = b.has("pair");
     plan_.baselines.push_back({b.at("name").string(), b.at("description").string(), b.at("feasible").boolean(), count(b.at("bytes")),
                                b.at("effective_bits").number(), b.at("score").number(), uniform ? b.at("pair").string() : "",
-                               uniform ? count(b.at("window_tokens")) : 0});
-    keep_unknown(b.path(), {"name", "description", "feasible", "effective_bits", "bytes", "score", "pair", "window_tokens"});
+                               uniform ? count(b.at("window_tokens")) : 0, {}, {}});
+    if (b.has("measured_kl")) plan_.baselines.back().measured_kld = b.at("measured_kl").number(), plan_.baselines.back().measured_se = b.at("measured_kl_se").number();
+    keep_unknown(b.path(), {"name", "description", "feasible", "effective_bits", "bytes", "score", "pair", "window_tokens", "measured_kl", "measured_kl_se"});
   }
   if (root().has("decision")) plan_.decision = read_reasons(root().at("decision"));
   const JsonValue fallback = root().at("fallback");

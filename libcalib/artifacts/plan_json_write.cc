@@ -54,11 +54,19 @@ ordered_json summary_to_json(const plan::Summary& s) {
     const plan::Prediction& p = *s.predicted;
     ordered_json predicted = {{"metric", p.metric}, {"score", p.score}, {"se", p.se}, {"in_nats", p.in_nats}};
     if (p.in_nats) {
-      predicted["kl"] = p.score;
-      predicted["ppl_ratio"] = std::exp(p.score);
+      predicted["kl"] = p.kl();
+      predicted["ppl_ratio"] = std::exp(p.ln_ppl_ratio());
     }
     predicted["unfitted"] = p.unfitted;
+    if (p.joint)
+      predicted["joint"] = {{"runs", p.joint->n_runs}, {"slope", p.joint->slope}, {"kappa", p.joint->kappa}, {"r2", p.joint->r2}, {"spearman", p.joint->spearman},
+                            {"worst_factor", p.joint->worst_factor}, {"reliable", p.joint->reliable()}};
     out["predicted"] = predicted;
+  }
+  if (s.measured) {
+    const plan::Measured& m = *s.measured;
+    out["measured"] = {{"kl", m.kld}, {"kl_se", m.kld_se}, {"ppl_ratio", m.ppl_ratio}, {"ppl_ratio_se", m.ppl_ratio_se}, {"documents", m.n_documents},
+                       {"tokens", m.n_tokens}, {"seq_len", m.seq_len}, {"documents_sha256", m.documents_sha256}};
   }
   if (s.valid_to_position) out["valid_to_position"] = *s.valid_to_position;
   return out;
@@ -112,6 +120,7 @@ ordered_json plan_to_json(const plan::Plan& plan) {
       item["pair"] = b.pair;
       item["window_tokens"] = b.window_tokens;
     }
+    if (b.measured_kld) item["measured_kl"] = *b.measured_kld, item["measured_kl_se"] = b.measured_se.value_or(0);
     out["baselines"].push_back(std::move(item));
   }
   out["decision"] = reasons_to_json(plan.decision);

@@ -53,12 +53,35 @@ struct Request {
   Restrictions restrictions;
 };
 
-/// Sum over units of the score that was spent. METHODS.md 7: with rho = 1, a metric in nats is the predicted KL.
+/// What joint runs say about predictions (joint.h): measured KL = slope x predicted sum, ln PPL ratio = kappa x KL. Runs span decades,
+/// so slope and r2 are those of the logarithms: slope = exp(mean ln(measured / predicted)), r2 the share of the variance of
+/// ln measured that slope x predicted explains.
+struct JointFit {
+  std::size_t n_runs = 0;
+  double slope = 1, kappa = 1;
+  double r2 = 0, spearman = 0;
+  double worst_factor = 1;  ///< largest ratio of measured to slope x predicted, or of its inverse
+  /// METHODS.md 7: outside these limits sums of scores say too little, and only measured plans count.
+  bool reliable() const { return spearman >= 0.8 && slope >= 0.7 && slope <= 1.5; }
+};
+
+/// A plan's loss on verification text, measured with all its units at once.
+struct Measured {
+  double kld = 0, kld_se = 0;              ///< nats
+  double ppl_ratio = 1, ppl_ratio_se = 0;
+  std::int64_t n_documents = 0, n_tokens = 0, seq_len = 0;
+  std::string documents_sha256;            ///< of the text, as DataIdentity
+};
+
+/// Sum over units of the score that was spent. METHODS.md 7: a metric in nats predicts KL = slope x score.
 struct Prediction {
   std::string metric;
   double score = 0, se = 0;  ///< se: sum of the units' standard errors (they share documents, so no quadrature)
   bool in_nats = false;      ///< logit_kl, fisher_softmax, fisher_vec, fisher
-  bool unfitted = true;      ///< rho = kappa = 1, no joint runs behind it
+  bool unfitted = true;      ///< slope = kappa = 1, no joint runs behind it
+  std::optional<JointFit> joint = {};
+  double kl() const { return joint ? joint->slope * score : score; }                       ///< if in_nats
+  double ln_ppl_ratio() const { return joint ? joint->kappa * kl() : kl(); }
 };
 
 struct Summary {
@@ -69,6 +92,7 @@ struct Summary {
   double compression = 0;            ///< 16 / effective_bits
   std::int64_t constants_bytes = 0;  ///< shared by all sequences, not in effective_bits
   std::optional<Prediction> predicted;
+  std::optional<Measured> measured;
   double gap = 0;                    ///< (predicted sum - lower bound) / sum; 0 = proven optimal
   bool proven = false;
   std::optional<std::int64_t> valid_to_position;
@@ -87,6 +111,7 @@ struct Baseline {
   double effective_bits = 0, score = 0;
   std::string pair;                 ///< KSCHEME:VSCHEME of a uniform one; else empty
   std::int64_t window_tokens = 0;   ///< of `pair`
+  std::optional<double> measured_kld = {}, measured_se = {};  ///< on the text of Summary::measured
 };
 
 struct RungChange {

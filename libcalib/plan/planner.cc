@@ -22,24 +22,6 @@ UnitPlan make_unit(const kvrt::Scheme& scheme, Side side, const LayerGeometry& l
 
 std::string module_name(int layer) { return fmt::format("model.layers.{}.self_attn", layer); }
 
-/// Takes the fitted arrays of one unit out of sens.h5.
-quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGeometry& layer, Side side, const std::string& scheme) {
-  // Writers may pad the layer number.
-  const char* letter = side == Side::kK ? "k" : "v";
-  const std::string key = fmt::format("{}/{}/{}", layer.index, letter, scheme);
-  auto found = sens.params.find(key);
-  if (found == sens.params.end()) found = sens.params.find(fmt::format("{:02}/{}/{}", layer.index, letter, scheme));
-  if (found == sens.params.end())
-    fail(ErrorKind::kMismatch, fmt::format("layer {} {} {}", layer.index, side_name(side), scheme),
-         "the scheme needs constants, and sens.h5 has none under /params/{}; run kvsens again", key);
-  quant::SchemeParams params;
-  for (const sens::FittedArray& array : found->second) {
-    if (std::vector<float>* const values = params.find(array.what)) *values = array.values;
-    else fail(ErrorKind::kUnsupported, key, "array `{}` belongs to a scheme part that this build does not plan", array.what);
-  }
-  return params;
-}
-
 void fill_summary(Plan& plan, const Accounting& accounting) {
   Summary& s = plan.summary;
   s.elements = cache_elements(plan.model.layers, accounting);
@@ -111,12 +93,34 @@ std::string block_order(const kvrt::Scheme& scheme, Side side, const LayerGeomet
   return layer.llamacpp_adjacent_pairs && layer.rope_style == RopeStyle::kHalfSplit ? "adjacent" : "half_split";
 }
 
-Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
+quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGeometry& layer, Side side, const std::string& scheme) {
+  // Writers may pad the layer number.
+  const char* letter = side == Side::kK ? "k" : "v";
+  const std::string key = fmt::format("{}/{}/{}", layer.index, letter, scheme);
+  auto found = sens.params.find(key);
+  if (found == sens.params.end()) found = sens.params.find(fmt::format("{:02}/{}/{}", layer.index, letter, scheme));
+  if (found == sens.params.end())
+    fail(ErrorKind::kMismatch, fmt::format("layer {} {} {}", layer.index, side_name(side), scheme),
+         "the scheme needs constants, and sens.h5 has none under /params/{}; run kvsens again", key);
+  quant::SchemeParams params;
+  for (const sens::FittedArray& array : found->second) {
+    if (std::vector<float>* const values = params.find(array.what)) *values = array.values;
+    else fail(ErrorKind::kUnsupported, key, "array `{}` belongs to a scheme part that this build does not plan", array.what);
+  }
+  return params;
+}
+
+Candidates candidates_of(const sens::SensResult& sens, const SearchRequest& request, const LogSink& log) {
   Accounting accounting = request.accounting;
   accounting.sink_tokens = sens.n_sinks;
   for (const std::int64_t window : sens.windows) check_accounting(sens.model, window, accounting);
-  const Candidates candidates(sens, accounting, request.metric, log, request.restrictions);
+  return Candidates(sens, accounting, request.metric, log, request.restrictions);
+}
+
+Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
+  const Candidates candidates = candidates_of(sens, request, log);
   if (request.limits.budget && restrictions_allow_bf16(request.restrictions)) {
+    const Accounting& accounting = candidates.accounting();
     const std::int64_t limit = budget_bytes(*request.limits.budget, candidates.elements(), accounting.context_tokens, accounting.batch);
     if (plain_16_bit_bytes(sens.model.layers, accounting) <= limit) return plan_in_16_bit(sens, evidence, request, limit);
   }
@@ -124,7 +128,12 @@ Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, 
   // A limit on loss is met or not: there the margin rule has nothing to trade.
   std::optional<MarginVerdict> margin;
   if (request.limits.budget) margin = apply_margin(candidates, found.limit_bytes, request.limits.window_per_layer, found);
+  return plan_of(candidates, found, evidence, request, margin);
+}
 
+Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByLayer& evidence, const SearchRequest& request,
+             const std::optional<MarginVerdict>& margin) {
+  const sens::SensResult& sens = candidates.sens();
   Plan plan;
   plan.model = sens.model;
   plan.sink_tokens = sens.n_sinks;
@@ -160,7 +169,7 @@ Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, 
 
   fill_summary(plan, candidates.accounting());
   CALIB_CHECK(plan.summary.bytes == found.bytes);
-  plan.summary.predicted = Prediction{candidates.metric(), found.score, found.se, candidates.metric_in_nats(), true};
+  plan.summary.predicted = Prediction{candidates.metric(), found.score, found.se, candidates.metric_in_nats(), true, {}};
   plan.summary.gap = found.solution.gap();
   plan.summary.proven = found.solution.proven;
   plan.frontier = frontier(candidates, request.limits.window_per_layer);

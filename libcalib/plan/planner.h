@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "libcalib/plan/decision_flow.h"
 #include "libcalib/plan/plan.h"
 #include "libcalib/plan/search.h"
 #include "libcalib/quant/scheme.h"
@@ -27,6 +28,13 @@ struct SearchRequest {
 /// The plan without provenance. Where 16 bit fits a byte limit and nothing forbids it, the plan is bf16 without tiers. Constants come from sens.params. Throws as Candidates and search; kMismatch naming a unit whose
 /// scheme needs constants that sens.h5 lacks.
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log = {});
+
+/// The steps of search_plan: what may be chosen, and a choice written out as a plan.
+Candidates candidates_of(const sens::SensResult& sens, const SearchRequest& request, const LogSink& log = {});
+Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByLayer& evidence, const SearchRequest& request,
+             const std::optional<MarginVerdict>& margin = {});
+/// Fitted arrays of one unit. Throws: kMismatch if sens.h5 has none for it.
+quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGeometry& layer, Side side, const std::string& scheme);
 
 /// Fits the constants of one unit: (layer geometry, side, scheme, list that receives notes).
 using FitUnit = std::function<quant::SchemeParams(const LayerGeometry&, Side, const kvrt::Scheme&, std::vector<std::string>*)>;

@@ -12,19 +12,13 @@ namespace {
 constexpr double kWideGroupFactor = 1.25;  // METHODS.md 8, GQA-conservative margin
 
 Found found_of(const Candidates& candidates, const Problem& problem, const Solution& solution) {
-  Found found;
-  found.solution = solution;
-  found.choice.resize(candidates.n_layers());
+  std::vector<LayerOption> choice(candidates.n_layers());
   for (std::size_t g = 0; g < problem.groups.size(); ++g) {
     const LayerOption& taken = problem.groups[g].options[solution.choice[g]];
-    for (const std::size_t l : problem.groups[g].layers) found.choice[l] = candidates.option(l, taken.k, taken.v, taken.window);
+    for (const std::size_t l : problem.groups[g].layers) choice[l] = candidates.option(l, taken.k, taken.v, taken.window);
   }
-  for (std::size_t l = 0; l < found.choice.size(); ++l) {
-    const LayerOption& o = found.choice[l];
-    found.bytes += o.bytes;
-    found.score += o.score;
-    found.se += candidates.standard_error(l, Side::kK, o.k, o.window) + candidates.standard_error(l, Side::kV, o.v, o.window);
-  }
+  Found found = plan::found_of(candidates, std::move(choice));
+  found.solution = solution;
   return found;
 }
 
@@ -204,6 +198,18 @@ Profile profile_of(const std::string& name) {
   if (name == "accuracy") return {16.0 / 3.0, 8.0, std::log(1.02)};
   if (name == "compact") return {16.0 / 6.0, 4.0, 0.05};  // mean KLD <= 0.05 is tighter than ln 1.10
   fail(ErrorKind::kUsage, "--profile " + name, "unknown profile; known: accuracy (8.0 to 5.33 effective bits), compact (4.0 to 2.67)");
+}
+
+Found found_of(const Candidates& candidates, std::vector<LayerOption> choice) {
+  Found found;
+  for (std::size_t l = 0; l < choice.size(); ++l) {
+    const LayerOption& o = choice[l];
+    found.bytes += o.bytes;
+    found.score += o.score;
+    found.se += candidates.standard_error(l, Side::kK, o.k, o.window) + candidates.standard_error(l, Side::kV, o.v, o.window);
+  }
+  found.choice = std::move(choice);
+  return found;
 }
 
 Found search(const Candidates& c, const Limits& limits) {

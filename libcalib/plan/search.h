@@ -37,6 +37,8 @@ struct Found {
   bool data_free = false;           ///< the margin rule left only schemes without calibrated constants
 };
 
+/// A choice that no search made: sums, without limits.
+Found found_of(const Candidates& candidates, std::vector<LayerOption> choice);
 /// The best solution of all problems within `limit` bytes; empty if none fits.
 std::optional<Found> best_within(const Candidates& candidates, const std::vector<Problem>& problems, std::int64_t limit);
 

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "libcalib/artifacts/eval_file.h"
+#include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/sens_file.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/tiny_models.h"
@@ -234,6 +235,36 @@ TEST_F(Kvsens, DriftMeasuresThePlanAgainstItsLimits) {
   EXPECT_NE(strict.text.find("the plan's limit is 1e-12"), std::string::npos) << strict.text;
 }
 
+TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
+  test::write_file(file("scores.txt"), test::txt(6000).substr(3000));
+  test::write_file(file("verify.txt"), "Verification text. " + test::txt(9000).substr(6000));
+  const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
+  ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 32 --candidates int8.token.g,int4.token.g,int4.channel.g32.pre,int3.token.g,int2.token.g -o " + file("r.h5")).exit_code, 0);
+  ASSERT_EQ(run("kvplan --sens " + file("r.h5") + " --budget 11 --context 4096 -o " + file("p.json")).exit_code, 0);
+  const std::string call = "kvsens refine " + model + "--sens " + file("r.h5") + " --joint 8 --plan ";
+  const Outcome same = run(call + file("p.json") + " --data " + file("scores.txt") + " -o " + file("no.json"));
+  EXPECT_EQ(same.exit_code, 5) << same.text;
+  EXPECT_NE(same.text.find("neither has seen"), std::string::npos) << same.text;
+  EXPECT_FALSE(exists("no.json"));
+  const Outcome o = run(call + file("p.json") + " --data " + file("verify.txt") + " -o " + file("refined.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  for (const char* part : {"joint runs: measured = ", "Spearman", "this plan"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+  const plan::Plan refined = artifacts::read_plan(file("refined.json"));
+  ASSERT_TRUE(refined.summary.measured);
+  EXPECT_GT(refined.summary.measured->kld, 0.0);
+  ASSERT_TRUE(refined.summary.predicted->joint);
+  EXPECT_EQ(refined.summary.predicted->joint->n_runs, 8u);
+  EXPECT_FALSE(refined.summary.predicted->unfitted);
+  EXPECT_EQ(run("kvplan check " + file("refined.json")).exit_code, 0);
+
+  // A target between the losses of the candidates: the refined plan meets it on the text that was measured.
+  const double limit = refined.summary.measured->kld / 3;
+  ASSERT_EQ(run("kvplan --sens " + file("r.h5") + " --max-kl " + std::to_string(limit) + " --context 4096 -o " + file("t.json")).exit_code, 0);
+  const Outcome t = run(call + file("t.json") + " --data " + file("verify.txt") + " -o " + file("t2.json"));
+  ASSERT_EQ(t.exit_code, 0) << t.text;
+  EXPECT_LE(artifacts::read_plan(file("t2.json")).summary.measured->kld, artifacts::read_plan(file("t.json")).request.max_kl);
+}
+
 TEST_F(Kvsens, DryRunWritesNothing) {
   const Outcome grid = run("kvsens " + inputs() + " --stats " + file("stats.h5") + " --dry-run -o " + file("dry.h5"));
   EXPECT_EQ(grid.exit_code, 0) << grid.text;
@@ -263,7 +294,7 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --backend gguf", 2, "expected fake or kvrt");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("no/such/e.json"), 3, "no/such");
   expect("--model " + file("absent") + " --data " + file("a.txt"), 3, "absent");
-  expect("refine " + inputs(), 7, "refine");
+  expect("refine " + inputs(), 2, "--plan");
   expect("drift " + inputs(), 2, "--stats");
   expect("drift " + inputs() + " --stats " + file("absent.h5"), 3, "absent.h5");
   expect("drift " + inputs() + " --stats " + file("stats.h5"), 6, "too few");

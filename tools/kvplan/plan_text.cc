@@ -19,8 +19,14 @@ std::string prediction_line(const plan::Plan& plan) {
   if (!plan.summary.predicted) return "";
   const plan::Prediction& p = *plan.summary.predicted;
   const std::string quality = plan.summary.proven ? "proven optimal" : fmt::format("within {:.2e} of the optimum", plan.summary.gap);
-  return fmt::format("predicted {} {:.4e} +- {:.1e}{} ({}{}), {}", p.in_nats ? "mean KL" : "sum", p.score, p.se, p.in_nats ? " nats" : "", p.metric,
-                     p.unfitted ? ", unfitted" : "", quality);
+  std::string text = fmt::format("predicted {} {:.4e} +- {:.1e}{} ({}{}), {}", p.in_nats ? "mean KL" : "sum", p.in_nats ? p.kl() : p.score,
+                                 p.joint ? p.joint->slope * p.se : p.se, p.in_nats ? " nats" : "", p.metric,
+                                 p.joint ? fmt::format(" x {:.2f} from {} joint runs{}", p.joint->slope, p.joint->n_runs, p.joint->reliable() ? "" : ", unreliable") : ", unfitted",
+                                 quality);
+  if (const std::optional<plan::Measured>& m = plan.summary.measured)
+    text += fmt::format("\nmeasured mean KL {:.4e} +- {:.1e} nats, PPL ratio {:.5f} +- {:.5f}, on {} documents of {} tokens", m->kld, m->kld_se, m->ppl_ratio, m->ppl_ratio_se,
+                        m->n_documents, m->n_tokens);
+  return text;
 }
 
 std::string bits_bar(int bits) {

@@ -30,6 +30,7 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   GridOptions& g = o.grid;
   g.run.default_samples = o.evaluate.run.default_samples = 16;
   o.drift.run.default_samples = 128;
+  o.refine.run.default_samples = 8;
   add_run_options(app, g.run);
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
@@ -44,8 +45,12 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   CLI::App* evaluate = app.add_subcommand("evaluate", "Joint effect of plans and presets on held-out text");
   declare_evaluate(*evaluate, o.evaluate);
   evaluate->callback([&o] { o.evaluate_chosen = true; });
-  CLI::App* refine = app.add_subcommand("refine", "Repair a plan by joint measurement (not offered by this version)");
-  refine->allow_extras();
+  CLI::App* refine = app.add_subcommand("refine", "A plan measured as a whole on text that nothing was fitted on, and repaired where it misses its target");
+  add_run_options(*refine, o.refine.run);
+  add_text(*refine, "--plan", o.refine.plan, "Plan of kvplan to measure", "Input", "FILE");
+  add_text(*refine, "--sens", o.refine.sens, "Scores that the plan was made from", "Input", "FILE");
+  add_text(*refine, "-o,--output", o.refine.output, "Plan to write, with what was measured; may be the same file", "Output", "FILE");
+  add_integer(*refine, "--joint", o.refine.joint, 0, 1024, "Combinations of units to measure, from which predictions are fitted; 0 = none", "Calibration");
   refine->callback([&o] { o.refine_chosen = true; });
   CLI::App* drift = app.add_subcommand("drift", "Whether fresh text still fits the statistics, and the plan its limits; exit 1 if something must be done");
   add_run_options(*drift, o.drift.run);

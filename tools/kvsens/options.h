@@ -30,10 +30,18 @@ struct DriftCommand {
   std::string stats, plan;
 };
 
+/// kvsens refine: a plan measured, its predictions fitted, and repaired where it misses what it was asked for.
+struct RefineCommand {
+  RunOptions run;
+  std::string plan, sens, output = "plan.json";
+  std::int64_t joint = 32;
+};
+
 struct KvsensOptions {
   GridOptions grid;
   EvaluateCommand evaluate;
   DriftCommand drift;
+  RefineCommand refine;
   bool evaluate_chosen = false, refine_chosen = false, drift_chosen = false;
 };
 

@@ -11,6 +11,7 @@ int run_kvsens(const KvsensOptions& options, const Invocation& call);
 int run_grid(const GridOptions& options, const Invocation& call);
 /// Returns 1 if the decision is step_up or recalibrate.
 int run_drift(const DriftCommand& options, const Invocation& call);
+int run_refine(const RefineCommand& options, const Invocation& call);
 int run_evaluate(const EvaluateCommand& options, const Invocation& call);
 
 }  // namespace calib::tools

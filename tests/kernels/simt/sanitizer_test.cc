@@ -26,7 +26,7 @@ TEST(AddressSanitizer, DecodeIsClean) { expect_clean_decode(); }
 #else
 TEST(ThreadSanitizer, DecodeIsClean) { expect_clean_decode(); }
 
-// Barriers of the kernel in order: 0 before the loop, 1 after the maxima, 2 to 5 around each warp's turn to add its outputs.
+// Barriers of the kernel in order: 0 and 1 before the loop, 2 after the maxima, 3 to 6 around each warp's turn to add its outputs.
 TEST(ThreadSanitizerDeathTest, ADroppedBarrierIsARace) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   DecodeSpec spec;
@@ -34,7 +34,7 @@ TEST(ThreadSanitizerDeathTest, ADroppedBarrierIsARace) {
   spec.sequences = {{{"int4.token.g", "int4.token.g", 97}}};
   const DecodeCase decode(spec);
   Settings settings = kThreaded;
-  settings.dropped_barrier = 2;
+  settings.dropped_barrier = 3;
   EXPECT_DEATH({ decode.run(settings); exit(0); }, "data race");
 }
 #endif

@@ -1,0 +1,142 @@
+#include "libcalib/plan/joint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "libcalib/base/rng.h"
+
+namespace calib::plan {
+namespace {
+
+constexpr std::size_t kRates = 8;
+constexpr double kMostBits = 8.0;
+
+/// Ranks from 1, ties share their mean rank.
+std::vector<double> ranks(const std::vector<double>& x) {
+  std::vector<std::size_t> order(x.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return x[a] < x[b]; });
+  std::vector<double> out(x.size());
+  for (std::size_t i = 0; i < order.size();) {
+    std::size_t end = i;
+    while (end < order.size() && x[order[end]] == x[order[i]]) ++end;
+    for (std::size_t j = i; j < end; ++j) out[order[j]] = 0.5 * static_cast<double>(i + end + 1);
+    i = end;
+  }
+  return out;
+}
+
+double correlation(const std::vector<double>& x, const std::vector<double>& y) {
+  const auto n = static_cast<double>(x.size());
+  const double mx = std::accumulate(x.begin(), x.end(), 0.0) / n, my = std::accumulate(y.begin(), y.end(), 0.0) / n;
+  double xy = 0, xx = 0, yy = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) xy += (x[i] - mx) * (y[i] - my), xx += (x[i] - mx) * (x[i] - mx), yy += (y[i] - my) * (y[i] - my);
+  return xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : 0.0;
+}
+
+std::size_t scheme_index(const Candidates& c, std::size_t layer, Side side, const kvrt::Scheme& scheme) {
+  for (std::size_t s = 0; s < c.sens().schemes.size(); ++s)
+    if (c.scheme(s) == scheme && c.allowed(layer, side, s)) return s;
+  fail(ErrorKind::kMismatch, fmt::format("layer {} {}", c.sens().model.layers[layer].index, side_name(side)),
+       "the plan stores it as {}, which the scores do not have for this unit; give the sens.h5 that the plan was made from", kvrt::to_string(scheme));
+}
+
+}  // namespace
+
+JointFit fit_joint(std::span<const JointRun> runs) {
+  CALIB_CHECK(runs.size() >= 3);
+  JointFit fit;
+  fit.n_runs = runs.size();
+  std::vector<double> predicted, measured;
+  double kl_square = 0, product = 0;
+  for (const JointRun& run : runs) {
+    CALIB_CHECK(run.predicted > 0 && run.kld > 0);
+    predicted.push_back(std::log(run.predicted)), measured.push_back(std::log(run.kld));
+    kl_square += run.kld * run.kld, product += run.kld * run.ln_ppl_ratio;
+  }
+  const auto n = static_cast<double>(runs.size());
+  double shift = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) shift += (measured[i] - predicted[i]) / n;
+  const double mean = std::accumulate(measured.begin(), measured.end(), 0.0) / n;
+  double residual = 0, total = 0, worst = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const double r = measured[i] - predicted[i] - shift;
+    residual += r * r, total += (measured[i] - mean) * (measured[i] - mean), worst = std::max(worst, std::fabs(r));
+  }
+  fit.slope = std::exp(shift);
+  fit.kappa = product / kl_square;
+  fit.r2 = total > 0 ? 1 - residual / total : 0.0;
+  fit.spearman = correlation(ranks(predicted), ranks(measured));
+  fit.worst_factor = std::exp(worst);
+  return fit;
+}
+
+double predicted_score(const std::vector<LayerOption>& choice) {
+  double sum = 0;
+  for (const LayerOption& o : choice) sum += o.score;
+  return sum;
+}
+
+std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t window, std::size_t n, std::uint64_t seed) {
+  const std::vector<LayerGroup> tied = candidates.groups({window});
+  const std::vector<OptionGroup> groups = knapsack(tied);
+  std::vector<std::vector<std::size_t>> useful;  // per group: undominated options
+  for (const OptionGroup& group : groups) useful.push_back(undominated(group));
+  std::vector<HullPoint> points = dual_sweep(groups);
+  while (points.size() > 1 && effective_bits(points.back().bytes, candidates.elements()) > kMostBits) points.pop_back();
+
+  std::vector<std::vector<LayerOption>> out;
+  std::set<std::vector<std::size_t>> seen;
+  const auto keep = [&](const std::vector<std::size_t>& choice) {
+    if (out.size() >= n || !seen.insert(choice).second) return;
+    std::vector<LayerOption> layers(candidates.n_layers());
+    for (std::size_t g = 0; g < choice.size(); ++g) {
+      const LayerOption& taken = tied[g].options[choice[g]];
+      for (const std::size_t l : tied[g].layers) layers[l] = candidates.option(l, taken.k, taken.v, taken.window);
+    }
+    out.push_back(std::move(layers));
+  };
+  const double first = static_cast<double>(points.front().bytes), last = static_cast<double>(points.back().bytes);
+  std::vector<const HullPoint*> bases;
+  for (std::size_t i = 0; i < kRates; ++i) {
+    const double bytes = first + (last - first) * static_cast<double>(i) / static_cast<double>(kRates - 1);
+    const auto nearest = std::min_element(points.begin(), points.end(), [&](const HullPoint& a, const HullPoint& b) {
+      return std::fabs(static_cast<double>(a.bytes) - bytes) < std::fabs(static_cast<double>(b.bytes) - bytes);
+    });
+    bases.push_back(&*nearest);
+    keep(nearest->choice);
+  }
+  // Small models have few combinations: give up after a fair number of attempts.
+  for (std::uint64_t attempt = 0; out.size() < n && attempt < 20 * n; ++attempt) {
+    Rng rng = Rng::for_item(seed, attempt, 0x5f17);
+    std::vector<std::size_t> choice = bases[attempt % bases.size()]->choice;
+    const std::size_t n_swaps = std::max<std::size_t>(1, choice.size() / 6);
+    for (std::size_t s = 0; s < n_swaps; ++s) {
+      const std::size_t layer = rng.below(choice.size());
+      choice[layer] = useful[layer][rng.below(useful[layer].size())];
+    }
+    keep(choice);
+  }
+  return out;
+}
+
+std::vector<LayerOption> choice_of(const Candidates& candidates, const Plan& plan) {
+  const sens::SensResult& sens = candidates.sens();
+  if (plan.sink_tokens != sens.n_sinks)
+    fail(ErrorKind::kMismatch, "sinks", "the plan keeps {} tokens exact, the scores were made with {}", plan.sink_tokens, sens.n_sinks);
+  CALIB_CHECK(plan.layers.size() == candidates.n_layers());
+  std::vector<LayerOption> choice;
+  for (std::size_t l = 0; l < plan.layers.size(); ++l) {
+    const LayerPlan& layer = plan.layers[l];
+    const auto window = std::find(sens.windows.begin(), sens.windows.end(), plan.window_of(layer));
+    if (window == sens.windows.end())
+      fail(ErrorKind::kMismatch, fmt::format("layer {}", layer.index), "the plan's window of {} tokens was not scored", plan.window_of(layer));
+    choice.push_back(candidates.option(l, scheme_index(candidates, l, Side::kK, layer.k.scheme), scheme_index(candidates, l, Side::kV, layer.v.scheme),
+                                       static_cast<std::size_t>(window - sens.windows.begin())));
+  }
+  return choice;
+}
+
+}  // namespace calib::plan

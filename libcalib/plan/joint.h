@@ -1,0 +1,34 @@
+#pragma once
+// Whether isolated scores add up: combinations to measure jointly, and the regression of what was measured on what was predicted
+// (METHODS.md 7, "Additivity").
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "libcalib/plan/candidate.h"
+#include "libcalib/plan/plan.h"
+
+namespace calib::plan {
+
+/// One combination, predicted as the sum of its units' scores, and measured.
+struct JointRun {
+  double predicted = 0;     ///< nats
+  double kld = 0;           ///< measured mean KL, nats
+  double ln_ppl_ratio = 0;  ///< measured ln of the perplexity ratio
+};
+
+/// Requires: at least 3 runs, all predicted and measured numbers > 0.
+JointFit fit_joint(std::span<const JointRun> runs);
+
+/// n combinations of one window: the dual's frontier at up to 8 effective bit rates, evenly spread between its ends (at most 8 bits), and for each
+/// of them copies in which a sixth of the layers takes another of its undominated options. Seeded; equal combinations are left out.
+std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t window, std::size_t n, std::uint64_t seed);
+
+/// Sum of scores.
+double predicted_score(const std::vector<LayerOption>& choice);
+
+/// The option of every layer that a plan names. Throws: kMismatch naming layer, side and scheme (or the window) that the scores do not have.
+std::vector<LayerOption> choice_of(const Candidates& candidates, const Plan& plan);
+
+}  // namespace calib::plan

@@ -1,0 +1,298 @@
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "kernels/core/layout.h"
+#include "libcalib/artifacts/plan_file.h"
+#include "libcalib/artifacts/sens_file.h"
+#include "libcalib/base/sha256.h"
+#include "libcalib/base/thread_pool.h"
+#include "libcalib/plan/joint.h"
+#include "libcalib/plan/planner.h"
+#include "libcalib/plan/verify.h"
+#include "libcalib/sens/evaluate.h"
+#include "tools/common/option_values.h"
+#include "tools/kvsens/inputs.h"
+#include "tools/kvsens/run.h"
+
+namespace calib::tools {
+namespace {
+
+constexpr int kMostRounds = 8;
+/// A round that changes nothing asks for this much less the next time.
+constexpr double kTighten = 0.9;
+/// Within this share of the target there is nothing left to gain.
+constexpr double kCloseEnough = 0.9;
+
+plan::SearchRequest request_of(const plan::Plan& plan) {
+  plan::SearchRequest request;
+  const plan::Request& r = plan.request;
+  request.metric = r.metric;
+  request.accounting.context_tokens = r.context_tokens;
+  request.accounting.batch = r.batch;
+  request.accounting.page_tokens = plan.page_tokens;
+  request.accounting.scale_refresh_tokens = plan.scale_refresh_tokens;
+  request.limit_text = r.budget;
+  request.limits.profile = r.profile;
+  request.limits.window_per_layer = r.window_per_layer;
+  request.limits.max_score = r.max_kl;
+  request.restrictions = r.restrictions;
+  return request;
+}
+
+/// Joint measurements on the verification text.
+class Verifier {
+ public:
+  Verifier(const Inputs& in, const plan::Candidates& candidates, const RefineCommand& options, const Invocation& call, Progress& progress, const LogSink& log)
+      : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()) {
+    settings_.hidden_memory_bytes = options.run.hidden_mem;
+  }
+
+  /// One result a choice, all on the same rows.
+  std::vector<plan::Measured> measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase) {
+    std::vector<sens::Contender> contenders;
+    for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender(choices[i], fmt::format("combination {}", i)));
+    PhaseProgress phases(progress_, call_, in_.corpus.identity.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
+    sens::EvalResult result;
+    sens::evaluate(*in_.model, in_.corpus.documents, contenders, settings_, pool_, &result, log_,
+                   [&](const sens::EvaluateProgress& p) { phases.update(phase, p.done, p.total); });
+    progress_.clear();
+    std::vector<plan::Measured> out;
+    for (const sens::EvalContender& c : result.contenders)
+      out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, result.settings.n_documents, in_.corpus.identity.n_tokens,
+                     in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256});
+    return out;
+  }
+
+ private:
+  sens::Contender contender(const std::vector<plan::LayerOption>& choice, const std::string& name) const {
+    const sens::SensResult& sens = candidates_.sens();
+    sens::Contender out;
+    out.header.name = name;
+    out.header.kind = "plan";
+    out.header.n_sinks = sens.n_sinks;
+    for (std::size_t l = 0; l < choice.size(); ++l) {
+      const auto unit = [&](Side side, std::size_t scheme) {
+        sens::UnitCandidate u{scheme, candidates_.scheme(scheme), {}};
+        if (kvrt::needs_calibration(u.scheme)) u.params = plan::params_from_sens(sens, sens.model.layers[l], side, sens.schemes[scheme]);
+        return u;
+      };
+      sens::LayerChange layer;
+      layer.k = unit(Side::kK, choice[l].k), layer.v = unit(Side::kV, choice[l].v);
+      layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].window], 0.0);
+      out.layers.push_back(std::move(layer));
+    }
+    return out;
+  }
+
+  const Inputs& in_;
+  const plan::Candidates& candidates_;
+  const Invocation& call_;
+  Progress& progress_;
+  const LogSink& log_;
+  ThreadPool pool_;
+  sens::EvaluateOptions settings_;
+};
+
+struct Measurement {
+  std::vector<plan::LayerOption> choice;
+  plan::Measured measured;
+};
+
+/// What the plan was asked to stay below, in the quantity that is measured.
+struct Target {
+  bool by_ppl = false;
+  double limit = 0;  ///< nats, or ln of the perplexity ratio
+  double of(const plan::Measured& m) const { return by_ppl ? std::log(m.ppl_ratio) : m.kld; }
+};
+
+bool same(const std::vector<plan::LayerOption>& a, const std::vector<plan::LayerOption>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const plan::LayerOption& x, const plan::LayerOption& y) { return x.k == y.k && x.v == y.v && x.window == y.window; });
+}
+std::int64_t bytes_of(const std::vector<plan::LayerOption>& choice) {
+  std::int64_t sum = 0;
+  for (const plan::LayerOption& o : choice) sum += o.bytes;
+  return sum;
+}
+
+/// The repair loop: the planner's own solver with a limit corrected by what was measured, until the smallest plan that keeps the target
+/// is found. Returns all that was measured, in order. Requires: `tried` holds the plan's own measurement.
+void repair(const plan::Candidates& candidates, const plan::SearchRequest& request, const Target& target, Verifier& verifier, std::vector<Measurement>& tried, Progress& progress) {
+  double margin = 1;
+  for (int round = 0; round < kMostRounds; ++round) {
+    const Measurement& last = tried.back();
+    const double loss = target.of(last.measured);
+    if (loss <= target.limit && loss >= kCloseEnough * target.limit) return;
+    plan::Limits limits = request.limits;
+    limits.profile.clear();
+    limits.max_score = margin * target.limit * plan::predicted_score(last.choice) / std::max(loss, 1e-12);
+    plan::Found next;
+    try {
+      next = plan::search(candidates, limits);
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::kInfeasible) throw;
+      progress.say(fmt::format("round {}: no candidate predicts less than {:.4e}; nothing left to raise", round + 1, limits.max_score));
+      return;
+    }
+    const bool seen = std::any_of(tried.begin(), tried.end(), [&](const Measurement& m) { return same(m.choice, next.choice); });
+    if (seen && loss <= target.limit) return;
+    if (seen) {
+      margin *= kTighten;
+      continue;
+    }
+    tried.push_back({next.choice, verifier.measure({next.choice}, fmt::format("round {}", round + 1)).front()});
+    progress.say(fmt::format("round {}: {:.3f} effective bits, measured {:.4e} against {:.4e}", round + 1, plan::effective_bits(next.bytes, candidates.elements()),
+                             target.of(tried.back().measured), target.limit));
+  }
+}
+
+/// The smallest that keeps the target, else null.
+const Measurement* best_of(const std::vector<Measurement>& tried, const Target& target) {
+  const Measurement* best = nullptr;
+  for (const Measurement& m : tried)
+    if (target.of(m.measured) <= target.limit && (!best || bytes_of(m.choice) < bytes_of(best->choice))) best = &m;
+  return best;
+}
+
+/// Layers' options of a uniform baseline; empty for one that is not a single pair.
+std::vector<plan::LayerOption> uniform_choice(const plan::Candidates& candidates, const plan::Baseline& baseline) {
+  const std::size_t colon = baseline.pair.find(':');
+  if (colon == std::string::npos) return {};
+  const sens::SensResult& sens = candidates.sens();
+  const auto find = [](const auto& list, const auto& value) { return static_cast<std::size_t>(std::find(list.begin(), list.end(), value) - list.begin()); };
+  const std::size_t k = find(sens.schemes, baseline.pair.substr(0, colon)), v = find(sens.schemes, baseline.pair.substr(colon + 1)), w = find(sens.windows, baseline.window_tokens);
+  if (k == sens.schemes.size() || v == sens.schemes.size() || w == sens.windows.size()) return {};
+  std::vector<plan::LayerOption> choice;
+  for (std::size_t l = 0; l < candidates.n_layers(); ++l) choice.push_back(candidates.option(l, k, v, w));
+  return choice;
+}
+
+void check_disjoint(const Inputs& in, const sens::SensResult& sens) {
+  if (same_text(in.corpus.identity, sens.data) || same_text(in.corpus.identity, sens.calibration_data))
+    fail(ErrorKind::kMismatch, "--data", "is the text of the statistics or of the scores; a plan counts as measured only on text that neither has seen");
+}
+
+void print_result(const plan::Plan& plan, const std::string& note, const std::string& output) {
+  if (const auto& p = plan.summary.predicted; p && p->joint)
+    fmt::print("{} joint runs: measured = {:.2f} x predicted, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", p->joint->n_runs, p->joint->slope,
+               p->joint->spearman, p->joint->r2, p->joint->worst_factor, p->joint->kappa, p->joint->reliable() ? "" : "; predictions are unreliable, only measured plans count");
+  fmt::print("{:>8}  {:>24}  plan\n", "bits", "measured KL ± SE");
+  fmt::print("{:>8.3f}  {:>11.4e} ± {:>9.2e}  this plan\n", plan.summary.effective_bits, plan.summary.measured->kld, plan.summary.measured->kld_se);
+  for (const plan::Baseline& b : plan.baselines)
+    if (b.measured_kld) fmt::print("{:>8.3f}  {:>11.4e} ± {:>9.2e}  {}\n", b.effective_bits, *b.measured_kld, b.measured_se.value_or(0), b.description);
+  if (!note.empty()) fmt::print("{}\n", note);
+  fmt::print("{}\n", output);
+}
+
+}  // namespace
+
+int run_refine(const RefineCommand& options, const Invocation& call) {
+  require_model_and_data(options.run);
+  if (options.plan.empty() || options.sens.empty()) fail(ErrorKind::kUsage, "kvsens refine", "needs --plan and the --sens that it was made from");
+  std::vector<std::string> files = inputs_of(options.run);
+  files.push_back(options.sens);
+  if (options.output != options.plan) files.push_back(options.plan);
+  check_output(options.output, files, OutputKind::kJson);
+  Progress progress(call.verbosity);
+  const LogSink log = progress.sink();
+  const plan::Plan original = artifacts::read_plan(options.plan, log);
+  if (!original.request.uniform.empty()) fail(ErrorKind::kUsage, options.plan, "is a uniform plan: there is nothing to refine; measure it with kvsens evaluate");
+  const sens::SensResult sens = artifacts::read_sens_file(options.sens);
+  plan::check_same_model(sens.model, options.sens, original.model, options.plan);
+  Inputs in = open_inputs(options.run, call, log);
+  plan::check_same_model(original.model, options.plan, in.identity, options.run.model);
+  check_disjoint(in, sens);
+  const plan::SearchRequest request = request_of(original);
+  const plan::Candidates candidates = plan::candidates_of(sens, request, log);
+  if (!candidates.metric_in_nats()) fail(ErrorKind::kUsage, options.plan, "spends {}, which is not in nats and predicts no KL", candidates.metric());
+  const std::vector<plan::LayerOption> choice = plan::choice_of(candidates, original);
+
+  std::vector<std::vector<plan::LayerOption>> runs = {choice};
+  std::vector<std::size_t> measured_baselines;
+  for (std::size_t b = 0; b < original.baselines.size(); ++b) {
+    std::vector<plan::LayerOption> uniform = uniform_choice(candidates, original.baselines[b]);
+    if (uniform.empty() || !original.baselines[b].feasible) continue;
+    measured_baselines.push_back(b), runs.push_back(std::move(uniform));
+  }
+  const std::size_t first_sample = runs.size();
+  for (auto& sample : plan::joint_samples(candidates, choice.front().window, static_cast<std::size_t>(options.joint), static_cast<std::uint64_t>(options.run.seed)))
+    runs.push_back(std::move(sample));
+  if (options.run.dry_run) {
+    fmt::print("runs       {} joint runs, the plan, {} baselines\ntime       about {}\n", runs.size() - first_sample, measured_baselines.size(),
+               format_duration(1.2 * static_cast<double>(runs.size() + 3) * forward_seconds(in)));
+    return 0;
+  }
+
+  progress.say(fmt::format("{}: the plan, {} baselines and {} combinations on {} documents, {} tokens", in.identity.name, measured_baselines.size(), runs.size() - first_sample,
+                           in.corpus.identity.n_documents, in.corpus.identity.n_tokens));
+  Verifier verifier(in, candidates, options, call, progress, log);
+  const std::vector<plan::Measured> results = verifier.measure(runs, "joint runs");
+  std::optional<plan::JointFit> fit;
+  std::vector<plan::JointRun> joint;
+  for (std::size_t i = first_sample; i < runs.size(); ++i)
+    if (const double predicted = plan::predicted_score(runs[i]); predicted > 0 && results[i].kld > 0) joint.push_back({predicted, results[i].kld, std::log(results[i].ppl_ratio)});
+  if (joint.size() >= 3) fit = plan::fit_joint(joint);
+
+  plan::Plan refined = original;
+  plan::Measured loss = results.front();
+  std::string note;
+  const Target target{original.request.budget.rfind("max-ppl-ratio", 0) == 0, original.request.max_kl};
+  if (target.limit > 0) {
+    std::vector<Measurement> tried = {{choice, loss}};
+    repair(candidates, request, target, verifier, tried, progress);
+    const Measurement* best = best_of(tried, target);
+    if (!best) {
+      const auto lowest = std::min_element(tried.begin(), tried.end(), [&](const Measurement& a, const Measurement& b) { return target.of(a.measured) < target.of(b.measured); });
+      fail(ErrorKind::kInfeasible, options.plan, "asked for at most {:.4e} nats; the lowest of {} plans measured {:.4e} at {:.3f} effective bits; score wider schemes (kvsens --candidates) or allow more",
+           target.limit, tried.size(), target.of(lowest->measured), plan::effective_bits(bytes_of(lowest->choice), candidates.elements()));
+    }
+    loss = best->measured;
+    if (!same(best->choice, choice)) {
+      refined = plan::plan_of(candidates, plan::found_of(candidates, best->choice), {}, request);
+      refined.request = original.request;
+      note = fmt::format("the plan now takes {:.3f} effective bits instead of {:.3f}, by {} measurements", refined.summary.effective_bits, original.summary.effective_bits, tried.size());
+    }
+  }
+  // Errors of both are taken as independent; on the same rows they are not, so the plan has to be better by more than it would need to be.
+  std::optional<std::size_t> simpler;
+  for (std::size_t i = 0; i < measured_baselines.size() && target.limit == 0; ++i)
+    if (const plan::Measured& b = results[1 + i]; loss.kld + 2 * std::hypot(loss.kld_se, b.kld_se) >= b.kld && bytes_of(runs[1 + i]) <= refined.summary.bytes &&
+                                                  (!simpler || b.kld < results[1 + *simpler].kld))
+      simpler = i;
+  if (simpler) {
+    loss = results[1 + *simpler];
+    refined = plan::plan_of(candidates, plan::found_of(candidates, runs[1 + *simpler]), {}, request);
+    refined.request = original.request;
+    note = fmt::format("the searched plan is not better than the {} by more than 2 standard errors: the simpler one is written", original.baselines[measured_baselines[*simpler]].description);
+  }
+  refined.baselines = original.baselines;
+  for (std::size_t i = 0; i < measured_baselines.size(); ++i) {
+    plan::Baseline& b = refined.baselines[measured_baselines[i]];
+    b.measured_kld = results[1 + i].kld, b.measured_se = results[1 + i].kld_se;
+  }
+  refined.summary.measured = loss;
+  if (refined.summary.predicted) {
+    refined.summary.predicted->joint = fit;
+    refined.summary.predicted->unfitted = !fit;
+  }
+  refined.provenance = in.provenance;
+  refined.provenance.seconds = call.seconds();
+  refined.provenance.parents = original.provenance.parents;
+  refined.provenance.parents.emplace_back("plan", sha256_of_file(options.plan));
+  refined.provenance.parents.emplace_back("sens", sha256_of_file(options.sens));
+  if (const std::vector<std::string> problems = plan::verify_plan(refined); !problems.empty())
+    throw Error(ErrorKind::kInternal, "kvsens refine", "the plan does not hold when counted again", problems);
+  artifacts::write_plan(refined, options.output);
+  if (call.json) {
+    nlohmann::ordered_json j = {{"plan", options.output}, {"effective_bits", refined.summary.effective_bits}, {"measured", {{"kl", loss.kld}, {"kl_se", loss.kld_se}, {"ppl_ratio", loss.ppl_ratio}}}, {"note", note}};
+    if (fit) j["joint"] = {{"runs", fit->n_runs}, {"slope", fit->slope}, {"kappa", fit->kappa}, {"spearman", fit->spearman}, {"r2", fit->r2}, {"worst_factor", fit->worst_factor}, {"reliable", fit->reliable()}};
+    fmt::print("{}\n", j.dump(2));
+  } else {
+    print_result(refined, note, options.output);
+  }
+  return 0;
+}
+
+}  // namespace calib::tools
