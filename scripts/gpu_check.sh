@@ -42,12 +42,28 @@ echo "gpu_check: building for sm_$arch" >&2
 # The library but for its JSON reader, the vector paths of wider CPUs and the refusals of builds without CUDA; then the check.
 mapfile -t sources < <(cd "$root" && find kernels -name '*.cc' ! -path 'kernels/examples/*' ! -name '*_avx*' ! -name '*_neon*' ! -name plan_loader.cc ! -name no_cuda.cc &&
                        find kernels -name '*.cu' && ls tests/kernels/decode_problem.cc tests/kernels/gpu/{context_check,device_problem,gpu_check,no_plan_loader}.cc)
+# Decode kernels of the default build, a file for each line of instances.txt (kernels/instances.cmake does the same).
+mkdir "$build/instances"
+while IFS= read -r line; do
+  [[ $line =~ ^KVRT_([A-Z_]+)\(([A-Z0-9]+),\ ([A-Za-z0-9]+),\ ([A-Za-z0-9]+)(,\ ([0-9]+))?\)$ ]] || continue
+  kind=${BASH_REMATCH[1]} a=${BASH_REMATCH[2]} b=${BASH_REMATCH[3]} c=${BASH_REMATCH[4]} d=${BASH_REMATCH[6]:-}
+  launch=${kind,,} family=kvrt::DecodeFamily::k
+  case $kind in
+    SCORE_PRE) (( b <= 128 )) && [[ $c == kSplit || $c == kAdjacent ]] || continue; header=decode_fused_pre types="$family$a, $b, kvrt::KeyPairs::$c" ;;
+    FUSED*) (( c <= 128 && d == 1 )) || continue; header=decode_$launch types="$family$a, $family$b, $c, $d" ;;
+    *) (( b <= 128 )) || continue; header=decode_two_pass types="$family$a, $b, $c != 0" ;;
+  esac
+  printf '#include "kernels/read/%s.h"\ntemplate kvrt::Status kvrt::launch_%s<%s>(const DecodeArgs&, void*);\n' "$header" "$launch" "$types" \
+    > "$build/instances/${launch}_${a}_${b}_${c}_$d.cu"
+done < "$root/kernels/instances.txt"
+sources+=("$build"/instances/*.cu)
 object() { echo "$build/$(echo "$1" | tr '/' '_').o"; }
 compile() {
-  local flags=()
+  local flags=() file=$1
+  [[ $file == /* ]] || file=$root/$file
   # Encoders and rotations: one rounding per written operation, as on the host.
-  case $1 in kernels/read/decode*|kernels/read/combine*|kernels/read/stream*) ;; *.cu) flags=(-fmad=false) ;; esac
-  timeout 300 "$nvcc" -ccbin "$cxx" -std=c++17 -O3 -arch="sm_$arch" "${flags[@]}" -I"$root" -Xcompiler -ffp-contract=off -c "$root/$1" -o "$(object "$1")" > "$(object "$1").log" 2>&1
+  case $1 in /*|kernels/read/decode*|kernels/read/combine*|kernels/read/stream*) ;; *.cu) flags=(-fmad=false) ;; esac
+  timeout 300 "$nvcc" -ccbin "$cxx" -std=c++17 -O3 -arch="sm_$arch" "${flags[@]}" -I"$root" -Xcompiler -ffp-contract=off -c "$file" -o "$(object "$1")" > "$(object "$1").log" 2>&1
 }
 jobs_at_once=$(nproc)
 for source in "${sources[@]}"; do

@@ -61,7 +61,7 @@ struct PreKeys;
 template <class Codes, int D, int Distance>
 inline constexpr int kVisitTiles<PreKeys<Codes, D, Distance>> = 4;  // 64 tokens, the usual page
 template <class Codes, int D, int Distance>
-inline constexpr int kMaxStepTiles<PreKeys<Codes, D, Distance>> = D == 128 ? 1 : 4;
+inline constexpr int kMaxStepTiles<PreKeys<Codes, D, Distance>> = 1;
 
 template <int D, int N>
 struct PreQuery {

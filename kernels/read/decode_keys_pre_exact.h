@@ -28,7 +28,7 @@ struct PreExactQuery {
 template <int D>
 struct PreExactKeys;
 template <int D>
-inline constexpr int kMaxStepTiles<PreExactKeys<D>> = D == 128 ? 1 : 4;
+inline constexpr int kMaxStepTiles<PreExactKeys<D>> = 1;
 
 /// In the shared memory of the coded keys of the same kernel.
 template <int D>

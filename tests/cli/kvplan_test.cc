@@ -310,7 +310,7 @@ TEST_F(Kvplan, NeverReplacesAFileThatItDidNotMake) {
   const std::string scores = test::read_file(file("sens.h5"));
   expect_refusal(inputs() + " --budget 4.5 -o " + file("sens.h5"), 2, {"would replace an input"}, "no.json");
   EXPECT_EQ(test::read_file(file("sens.h5")), scores);
-  expect_refusal(inputs() + " --budget 4.5 -o " + file("p.safetensors"), 2, {".safetensors"}, "p.safetensors");
+  expect_refusal(inputs() + " --budget 4.5 -o " + file("constants.safetensors"), 2, {".safetensors"}, "constants.safetensors");
 }
 
 TEST_F(Kvplan, RefusalsLeaveNothingAndKeepOldFiles) {

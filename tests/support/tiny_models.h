@@ -3,7 +3,7 @@
 //
 // Values: tensor `name` (full Hugging Face name, "model." included) is filled in row-major order with
 //   (float)(normal() * scale) from Rng::for_item(seed, fnv1a64(name)), seed 1,
-// scale 1 for model.embed_tokens.weight, 1/sqrt(columns) for every other matrix; norm weights are 1, biases 0.
+// scale 1 for model.embed_tokens.weight (but for m-gemma3), 1/sqrt(columns) for every other matrix; norm weights are 1, biases 0.
 // fnv1a64: FNV-1a, offset basis 14695981039346656037, prime 1099511628211, over the bytes of the name.
 // So every tensor depends on its name and shape only, never on the order of writing.
 //

@@ -29,6 +29,10 @@ class CheckGates(unittest.TestCase):
         declared["sm_90"]["kernel"]["stack"] = 24
         allowed = {"kernel": BASELINE["kernel"] | {"stack": 16}}
         self.assertEqual(check_gates.check(declared, PTX, allowed), ["kernel on sm_90: 24 bytes of stack, at most 16"])
+        spilling = copy.deepcopy(MEASURED)
+        spilling["sm_90"]["kernel"]["spill"] = 8
+        self.assertEqual(check_gates.check(spilling, PTX, {"kernel": BASELINE["kernel"] | {"spill": 8}}), [])
+        self.assertEqual(check_gates.check(spilling, PTX, {"kernel": BASELINE["kernel"] | {"spill": 4}}), ["kernel on sm_90: 8 bytes of spill, at most 4"])
         declared["sm_90"]["kernel"]["stack"] = 16
         self.assertEqual(check_gates.check(declared, PTX, allowed), [])
         self.assertEqual(self.complaints({"registers": 129}), ["kernel on sm_90: 129 registers, at most 128"])
