@@ -36,7 +36,11 @@ KVRT_HOST_DEVICE constexpr std::size_t pre_table_bytes(int head_dim, int n_offse
 KVRT_HOST_DEVICE constexpr std::size_t pre_shared_bytes(int head_dim, int head_tiles, int n_offsets) {
   return pre_table_bytes(head_dim, n_offsets) + static_cast<std::size_t>(head_dim) * 16 * static_cast<std::size_t>(head_tiles * kDecodeWarps);
 }
-/// Cosines and sines of lane pairs i and i + 1, i even. Rows of odd offsets are exchanged by twos, so that the lanes of two rows meet
+/// Of one offset, of lane pairs i and i + 1, i even: fp16 cosines of both halves, sines above them.
+struct alignas(16) OffsetFactors {
+  std::uint64_t pair[2];
+};
+/// Where those of pair i are. Rows of odd offsets are exchanged by twos, so that the lanes of two rows meet
 /// in no bank.
 template <int D>
 KVRT_DEVICE int table_index(int offset, int i, int quad) {
@@ -203,12 +207,12 @@ struct PreKeys {
   KVRT_DEVICE static void add_products(const SideView& view, const Shared& shared, const std::uint32_t (&words)[2][Codes::kWords], const int (&offset)[2],
                                        float (&s)[N][4], Params params_of) {
     const int quad = cuda::lane_index() % 4;
-    const auto* const offsets = static_cast<const cuda::Words4*>(cuda::dynamic_shared());
+    const auto* const offsets = static_cast<const OffsetFactors*>(cuda::dynamic_shared());
     const std::uint64_t* const b = fragments(shared, N);
     const std::uint32_t minus_zero = Codes::kHasZero ? cuda::reread(view.minus_zero) : 0u;
     Table table;
     for (int i = 0; Codes::kIsTable && i < kTableWords; ++i) table[i] = cuda::reread(view.table[i]);
-    cuda::Words4 factors[2];
+    OffsetFactors factors[2];
     KVRT_UNROLL
     for (int i = 0; i < kPairs; ++i) {
       std::uint32_t scale[2][2], lo[2][2], a[4];
@@ -216,7 +220,9 @@ struct PreKeys {
       KVRT_UNROLL
       for (int r = 0; r < 2; ++r) {
         if (i % 2 == 0) factors[r] = offsets[table_index<D>(offset[r], i, quad)];
-        const std::uint32_t cosine = i % 2 == 0 ? factors[r].x : factors[r].z, sine = i % 2 == 0 ? factors[r].y : factors[r].w;
+        // One by one where the codes need the registers.
+        const std::uint64_t both = Codes::kWords < 8 ? factors[r].pair[i % 2] : cuda::reread(offsets[table_index<D>(offset[r], i, quad)].pair[i % 2]);
+        const auto cosine = static_cast<std::uint32_t>(both), sine = static_cast<std::uint32_t>(both >> 32);
         std::uint32_t v[2];
         Pairs::codes(words[r], table, minus_zero, quad, i, v);
         KVRT_UNROLL
@@ -305,7 +311,7 @@ struct PreKeys {
   /// Entry e of the table of offsets.
   KVRT_DEVICE static void fill_table(const RopeTables& rope, int e) {
     const int offset = e / (D / 8), i = e / 4 % (D / 32) * 2, quad = e % 4;
-    std::uint32_t words[2][2];
+    OffsetFactors factors;
     KVRT_UNROLL
     for (int j = 0; j < 2; ++j) {
       float cosine[2], sine[2];
@@ -316,9 +322,9 @@ struct PreKeys {
         cosine[half] = pair < 0 ? 1.0f : cuda::load(fine + pair);
         sine[half] = pair < 0 ? 0.0f : cuda::load(fine + rope.n_pairs + pair);
       }
-      words[j][0] = cuda::pack_f16(cosine[0], cosine[1]), words[j][1] = cuda::pack_f16(sine[0], sine[1]);
+      factors.pair[j] = cuda::pack_f16(cosine[0], cosine[1]) | static_cast<std::uint64_t>(cuda::pack_f16(sine[0], sine[1])) << 32;
     }
-    static_cast<cuda::Words4*>(cuda::dynamic_shared())[table_index<D>(offset, i, quad)] = {words[0][0], words[0][1], words[1][0], words[1][1]};
+    static_cast<OffsetFactors*>(cuda::dynamic_shared())[table_index<D>(offset, i, quad)] = factors;
   }
 };
 
