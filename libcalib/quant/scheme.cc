@@ -84,7 +84,7 @@ void append_unique(std::vector<std::string>& list, const std::string& item) {
 }
 
 /// default-1 of FORMATS.md 2: 19 key strings and 15 value strings.
-void append_default(CandidateList& list) {
+void append_default_1(CandidateList& list) {
   for (const char* text : {"bf16", "fp8e4m3.head", "int8.token.g", "int8.channel.g64.pre"}) append_unique(list.k, text);
   for (const char* group : {"g32", "g64"})
     for (const char* modifier : {"", ".had", ".center.had"})
@@ -99,6 +99,32 @@ void append_default(CandidateList& list) {
     for (const char* group : {"g32", "g64"})
       for (const char* modifier : {"", ".had"})
         append_unique(list.v, std::string(format) + ".token." + group + modifier);
+}
+
+/// default-2: error feedback on every integer key string up to 4 bits, static channels, fitted and data-free codebooks.
+void append_default_2(CandidateList& list) {
+  append_default_1(list);
+  for (const std::string& text : std::vector<std::string>(list.k))
+    if (text.rfind("int4", 0) == 0 || text.rfind("int3", 0) == 0 || text.rfind("int2", 0) == 0) append_unique(list.k, text + ".ef");
+  append_unique(list.k, "int8.channel.static.pre");
+  for (const char* format : {"int4", "nuq4", "nuq3", "nuq2"})
+    for (const char* modifier : {"", ".ef"}) append_unique(list.k, std::string(format) + ".channel.static.pre" + modifier);
+  for (const char* format : {"lm4", "lm3", "lm2"})
+    for (const char* modifier : {"", ".ef"}) append_unique(list.k, std::string(format) + ".token.g.center.had" + modifier);
+  for (const char* format : {"nuq4", "nuq3", "nuq2"}) append_unique(list.v, std::string(format) + ".token.g");
+  for (const char* format : {"lm4", "lm3", "lm2"}) append_unique(list.v, std::string(format) + ".token.g.had");
+}
+
+/// Appends the default list of that name. False if it is none.
+bool append_default(const std::string& name, CandidateList& list) {
+  if (name == "default" || name == "default-2") {
+    append_default_2(list);
+  } else if (name == "default-1") {
+    append_default_1(list);
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -176,13 +202,11 @@ void check_offered(const Preset& preset) {
 }
 
 CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
-  if (text == "default" || text == "default-1") {
-    CandidateList list;
-    list.name = "default-1";
-    append_default(list);
+  CandidateList list;
+  if (append_default(text, list)) {
+    list.name = text == "default" ? "default-2" : text;
     return list;
   }
-  CandidateList list;
   list.name = "custom";
   std::vector<std::string> given;
   for (const std::string& item : split(text, ',')) {
@@ -190,9 +214,8 @@ CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
     if (std::find(given.begin(), given.end(), item) != given.end())
       fail(ErrorKind::kUsage, item, "given twice in the candidate list; name each candidate once");
     given.push_back(item);
-    if (item == "default" || item == "default-1") {
-      append_default(list);
-    } else if (item == "default-2" || item.rfind("target:", 0) == 0) {
+    if (append_default(item, list)) continue;
+    if (item.rfind("target:", 0) == 0) {
       fail(ErrorKind::kUnsupported, item, "this candidate list is not offered in this build; use default, presets or scheme strings");
     } else if (const Preset* preset = find_preset(item)) {
       append_unique(list.k, preset->k);

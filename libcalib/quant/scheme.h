@@ -40,7 +40,7 @@ void check_offered(const Preset& preset);
 
 /// `--candidates`: "default", preset names, scheme strings, comma-separated. Returns canonical K and V lists without duplicates.
 struct CandidateList {
-  std::string name;                 ///< "default-1" or "custom"
+  std::string name;                 ///< "default-2" or "custom"
   std::vector<std::string> k, v;
 };
 CandidateList resolve_candidates(const std::string& text, const LogSink& log = {});

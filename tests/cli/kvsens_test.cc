@@ -69,7 +69,7 @@ TEST_F(Kvsens, GridWritesTheSameScoresTwice) {
   ASSERT_EQ(first.exit_code, 0) << first.text;
   ASSERT_EQ(run(call + file("b.h5")).exit_code, 0);
   const sens::SensResult a = artifacts::read_sens_file(file("a.h5")), b = artifacts::read_sens_file(file("b.h5"));
-  EXPECT_EQ(a.candidate_list, "default-1");
+  EXPECT_EQ(a.candidate_list, "default-2");
   EXPECT_EQ(a.windows, (std::vector<std::int64_t>{0, 32}));
   ASSERT_EQ(a.scores.size(), 5u);
   for (const auto& [metric, table] : a.scores)
