@@ -117,11 +117,25 @@ TEST(Candidates, SinksAreKeptOutOfGroups) {
 TEST(Fisher, HandValues) {
   // Two draws, one head of 2 channels, one token: ((1*3 + 2*(-1))^2 + (0*3 + 1*(-1))^2) / (2*2) and squares one by one.
   const float g[] = {1, 2, 0, 1}, delta[] = {3, -1};
-  double vec = 0, diagonal = 0;
+  const FisherShape shape{1, 2, 1, 2};
+  FisherRows rows(shape);
   ThreadPool pool(1);
-  add_fisher_rows({1, 2, 1, 2}, g, delta, &vec, &diagonal, pool);
-  EXPECT_DOUBLE_EQ(vec, (1.0 + 1.0) / 4);
-  EXPECT_DOUBLE_EQ(diagonal, (9.0 + 4.0 + 0.0 + 1.0) / 4);
+  add_fisher_rows(shape, g, delta, &rows, pool);
+  EXPECT_DOUBLE_EQ(rows.vec[0], (1.0 + 1.0) / 4);
+  EXPECT_DOUBLE_EQ(rows.diagonal[0], (9.0 + 4.0 + 0.0 + 1.0) / 4);
+  EXPECT_EQ(rows.direction, (std::vector<double>{1.0, -1.0}));
+}
+
+TEST(Fisher, DirectionsAddUpOverTokensAndHeads) {
+  // One draw, two tokens of two heads: what one vector loses another gives back.
+  const float g[] = {1, 2, 3, 4}, delta[] = {4, -1, 2, -3};
+  const FisherShape shape{2, 1, 2, 1};
+  FisherRows rows(shape);
+  ThreadPool pool(1);
+  add_fisher_rows(shape, g, delta, &rows, pool);
+  EXPECT_EQ(rows.direction, (std::vector<double>{4.0 - 2.0 + 6.0 - 12.0}));
+  add_fisher_rows(shape, g, delta, &rows, pool);
+  EXPECT_EQ(rows.direction, (std::vector<double>{-8.0}));
 }
 
 TEST(Fisher, LanesAndThreadsDoNotMatter) {
@@ -130,12 +144,15 @@ TEST(Fisher, LanesAndThreadsDoNotMatter) {
   std::vector<float> g(n * draws * heads * d), delta(n * heads * d);
   for (float& x : g) x = static_cast<float>(rng.normal());
   for (float& x : delta) x = static_cast<float>(rng.normal());
-  std::vector<double> vec(n, 0.0), diagonal(n, 0.0), vec2(n, 0.0), diagonal2(n, 0.0);
+  const FisherShape shape{n, draws, heads, d};
+  FisherRows rows(shape), rows2(shape);
   ThreadPool one(1), two(2);
-  add_fisher_rows({n, draws, heads, d}, g.data(), delta.data(), vec.data(), diagonal.data(), one);
-  add_fisher_rows({n, draws, heads, d}, g.data(), delta.data(), vec2.data(), diagonal2.data(), two);
-  EXPECT_EQ(vec, vec2);
-  EXPECT_EQ(diagonal, diagonal2);
+  add_fisher_rows(shape, g.data(), delta.data(), &rows, one);
+  add_fisher_rows(shape, g.data(), delta.data(), &rows2, two);
+  const std::vector<double>&vec = rows.vec, &diagonal = rows.diagonal;
+  EXPECT_EQ(vec, rows2.vec);
+  EXPECT_EQ(diagonal, rows2.diagonal);
+  EXPECT_EQ(rows.direction, rows2.direction);
   for (std::int64_t j = 0; j < n; j += 29) {
     double a = 0, b = 0;
     for (std::int64_t r = 0; r < draws; ++r)

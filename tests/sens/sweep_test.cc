@@ -2,8 +2,10 @@
 
 #include <cmath>
 
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include "libcalib/sens/joint_run.h"
 #include "tests/sens/sens_fixture.h"
 #include "tests/support/expect_error.h"
 
@@ -105,6 +107,63 @@ TEST(Sweep, SoftmaxGainScalesTheWholeKeyTable) {
         else EXPECT_TRUE(std::isnan(x));
       }
     }
+}
+
+// With labels from the model, the square of all of a document's products at once is the KL at second order, whatever errors move
+// together; fisher_vec leaves the products of different tokens out.
+TEST(Sweep, FisherDirEstimatesTheLogitKl) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  SweepOptions options = options_of({"fisher_dir", "logit_kl"}, {0});
+  options.n_draws = 128;
+  const SensResult r = sweep(m.model, random_documents(8, 40, 256), {{"int4.token.g", "int8.token.g"}, {"int4.token.g"}, {}}, options);
+  EXPECT_EQ(r.scores.size(), 2u);
+  const ScoreTable &estimate = r.scores.at("fisher_dir"), &truth = r.scores.at("logit_kl");
+  int n = 0;
+  for (std::size_t i = 0; i < truth.mean.size(); ++i) {
+    if (!std::isfinite(truth.mean[i])) continue;
+    EXPECT_NEAR(estimate.mean[i], truth.mean[i], 0.25 * truth.mean[i]) << r.schemes[i % r.schemes.size()];  // 3 deviations of 1,024 squares, third order
+    EXPECT_GT(estimate.se[i], 0);
+    EXPECT_GE(estimate.worst_decile[i], estimate.mean[i]);
+    for (int b = 0; b < r.n_buckets; ++b) EXPECT_TRUE(std::isnan(estimate.by_bucket[i * static_cast<std::size_t>(r.n_buckets) + static_cast<std::size_t>(b)]));
+    ++n;
+  }
+  EXPECT_EQ(n, 3 * m.model.n_layers());
+}
+
+// The hidden state `lookahead` compares, made anew block by block.
+TEST(Sweep, LookaheadComparesStatesAFewBlocksOn) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(2, 50, 256);
+  ASSERT_GE(m.model.n_layers(), 2);
+  for (const std::int64_t blocks : {std::int64_t{0}, m.model.n_layers()}) {
+    SweepOptions options = options_of({"lookahead"}, {0});
+    options.lookahead_blocks = blocks;
+    const SensResult r = sweep(m.model, documents, {{"int4.token.g"}, {"int4.token.g", "int8.token.g"}, {}}, options);
+    double squares = 0, norms = 0;
+    ThreadPool pool(1);
+    const c10::NoGradGuard no_grad;
+    for (const text::Document& document : documents) {
+      at::Tensor x = m.model.load_embedding()->lookup(document.ids), y = x;
+      LayerChange change;
+      change.v = UnitCandidate{0, quant::parse_scheme("int4.token.g"), {}};
+      change.tiers = isolated_tiers(change.v->scheme, options.n_sinks, 0);
+      const std::int64_t end = std::min(m.model.n_layers(), blocks + 1);
+      for (std::int64_t l = 0; l < end; ++l) {
+        const auto block = m.model.load_block(l);
+        x = run_block(*block, x, nullptr, kQueryTile, pool);
+        y = run_block(*block, y, l == 0 ? &change : nullptr, kQueryTile, pool);
+      }
+      const auto unit = [&](const at::Tensor& h) {
+        return end == m.model.n_layers() ? m.model.load_head()->normalise(h) : h / h.square().mean(-1, true).sqrt();
+      };
+      const at::Tensor u = unit(x).slice(0, options.n_sinks), v = unit(y).slice(0, options.n_sinks);
+      squares += (u - v).square().sum().item<double>();
+      norms += u.square().sum().item<double>();
+    }
+    EXPECT_NEAR(score(r, "lookahead", 0, Side::kV, "int4.token.g", 0), squares / norms, 1e-4 * squares / norms);
+    EXPECT_LT(score(r, "lookahead", 0, Side::kV, "int8.token.g", 0), 0.1 * score(r, "lookahead", 0, Side::kV, "int4.token.g", 0));
+    EXPECT_GT(score(r, "lookahead", 0, Side::kK, "int4.token.g", 0), 0);
+  }
 }
 
 TEST(Sweep, DocumentsMayComeInAnyOrderAndInParts) {

@@ -35,7 +35,7 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
   add_text(app, "--candidates", g.candidates, "default, names of presets or scheme strings, separated by commas", "Calibration", "LIST");
-  add_text(app, "--metric", g.metric, "Of fisher_softmax, fisher_vec, fisher, attn_kl, attn_out, logit_kl", "Calibration", "LIST");
+  add_text(app, "--metric", g.metric, "Of fisher_softmax, fisher_vec, fisher, fisher_dir, attn_kl, attn_out, lookahead, logit_kl", "Calibration", "LIST");
   add_integer(app, "--sinks", g.n_sinks, -1, kMostTokens, "First tokens of every document, kept exact; -1 = as the statistics (4 without)", "Calibration");
   add_text(app, "--window", g.window, "Window lengths to score, newest tokens kept exact", "Calibration", "W[,W...]");
   add_integer(app, "--draws", g.draws, 1, 1024, "Label draws of the Fisher metrics", "Calibration");
