@@ -62,6 +62,14 @@ TEST(Json, DamagedTextIsRefused) {
   refused("[1][2]", {"byte"});
 }
 
+TEST(Json, ErrorsNamePlaceAndText) {
+  refused("{\n  \"scale\": NaN,\n  \"bits\": 4\n}", {"line 2, column 12 (byte 14): `NaN,`"});
+  refused("{\"a\": 1,\n \"b\": [1, 2", {"line 2, column 12", "ends within a value", "cut off"});
+  refused("", {"line 1, column 1", "cut off"});
+  refused("[1, " + std::string(5000, '2') + "x, 3]", {"column 5005 (byte 5005): `222222222222222222222222x, 3]`"});
+  refused("{\"a\": \"caf\xC3\xA9 \x01\"}", {"line 1, column 14"});
+}
+
 TEST(Json, InvalidUtf8IsRefused) {
   refused("{\"a\":\"\xC3\x28\"}", {"UTF-8"});
   refused("{\"\xFF\":1}", {"UTF-8"});

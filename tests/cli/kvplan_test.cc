@@ -182,7 +182,7 @@ TEST_F(Kvplan, LimitsByLoss) {
   EXPECT_EQ(run(inputs() + " --max-ppl-ratio 1.02 -o " + file("ppl.json")).exit_code, 0);
   EXPECT_LE(artifacts::read_plan(file("ppl.json")).summary.predicted->score, std::log(1.02));
   expect_refusal(inputs() + " --max-ppl-ratio 0.9 -o " + file("no.json"), 2, {"--max-ppl-ratio"}, "no.json");
-  expect_refusal(inputs() + " --max-kl 1e-30 -o " + file("no.json"), 6, {"lowest prediction"}, "no.json");
+  expect_refusal(inputs() + " --max-kl 1e-30 -o " + file("no.json"), 6, {"predicted KL <= 1e-30", "lowest limit"}, "no.json");
   EXPECT_EQ(run(inputs() + " --budget 4.5 --dry-run -o " + file("dry.json")).exit_code, 0);
   EXPECT_FALSE(exists("dry.json"));
   const Outcome rich = run(inputs() + " --budget 40 -o " + file("rich.json"));

@@ -57,7 +57,7 @@ class Run {
 
   int run() {
     const bool with_statistics = options_.statistics == "all";
-    if (with_statistics) check_output(options_.output, inputs_of(options_.run), OutputKind::kHdf5);
+    if (with_statistics) check_output(options_.output, inputs_of(options_.run), kStatsOutput);
     model::StreamingModel opened = model::StreamingModel::open(options_.run.model, model_options(options_.run, call_), log_);
     model_ = &opened;
     // Kept in the file beside the warnings, so that a value nobody stated can be told from one that was.

@@ -74,7 +74,7 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
 }  // namespace
 
 int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
-  const std::vector<std::string> uniform = split_list(options.uniform);
+  const std::vector<std::string> uniform = split_list("--uniform", options.uniform);
   if (uniform.empty() && options.plans.empty())
     fail(ErrorKind::kUsage, "evaluate", "has nothing to measure: give --plan plan.json, --uniform PRESET,… or both");
   if (options.backend != "fake" && options.backend != "kvrt")
@@ -82,8 +82,9 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
   files.push_back(options.stats);
-  files.insert(files.end(), options.plans.begin(), options.plans.end());
-  check_output(options.output, files, OutputKind::kJson);
+  for (const std::string& path : options.plans)
+    for (std::string& file : artifacts::plan_input_files(path)) files.push_back(std::move(file));
+  check_output(options.output, files, kEvalOutput);
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
   Inputs in = open_inputs(options.run, call, log);

@@ -135,9 +135,10 @@ int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in
 int run_grid(const GridOptions& options, const Invocation& call) {
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
+  if (split_list("--candidates", options.candidates).empty()) fail(ErrorKind::kUsage, "--candidates", "is empty, expected default, names of presets or scheme strings");
   const quant::CandidateList candidates = quant::resolve_candidates(options.candidates, log);
   sens::SweepOptions sweep;
-  sweep.metrics = split_list(options.metric);
+  sweep.metrics = split_list("--metric", options.metric);
   for (const std::string& m : sweep.metrics)
     if (std::find(sens::known_metrics().begin(), sens::known_metrics().end(), m) == sens::known_metrics().end())
       fail(ErrorKind::kUsage, "--metric", "does not know \"{}\"; expected some of {}", m, fmt::join(sens::known_metrics(), ", "));
@@ -147,11 +148,11 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   sweep.rows_per_document = options.rows;
   sweep.seed = static_cast<std::uint64_t>(options.run.seed);
   sweep.hidden_memory_bytes = options.run.hidden_mem;
-  const std::vector<int> layers = parse_layers(options.layers);
+  const std::vector<int> layers = parse_layers("--layers", split_list("--layers", options.layers));
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
   files.push_back(options.stats);
-  check_output(options.output, files, OutputKind::kHdf5);
+  check_output(options.output, files, kSensOutput);
 
   Inputs in = open_inputs(options.run, call, log);
   const Statistics statistics(options.stats, in.identity, options.run.model);
