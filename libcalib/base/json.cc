@@ -17,9 +17,8 @@ namespace {
 
 constexpr std::size_t kMaxDepth = 128;
 
-/// "line 3, column 7 (byte 120): `NaN, "b`", or that the text ends there. `position`: bytes read, the last of which was wrong; `token`: read of
-/// the value it stands in.
-std::string place_text(std::string_view text, std::size_t position, const std::string& token) {
+/// "line 3, column 7 (byte 120): `"scale": NaN,`", or that the text ends there. `position`: bytes read, the last of which was wrong.
+std::string place_text(std::string_view text, std::size_t position) {
   constexpr std::size_t kShown = 24;
   const std::size_t wrong = position == 0 ? 0 : position - 1;
   const bool at_end = wrong >= text.size();
@@ -28,9 +27,8 @@ std::string place_text(std::string_view text, std::size_t position, const std::s
   const std::size_t line_begin = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
   const std::string place = fmt::format("line {}, column {} (byte {})", std::count(before.begin(), before.end(), '\n') + 1, at - line_begin + 1, position);
   if (at_end) return place + ": the text ends within a value; is the file cut off?";
-  const std::size_t begin = std::max(line_begin, at - std::min(at, std::min(kShown, token.empty() ? 0 : token.size() - 1)));
-  const std::size_t end = std::min(text.size(), begin + kShown + (at - begin));
-  return fmt::format("{}: `{}`", place, to_valid_utf8(text.substr(begin, std::min(end, text.find('\n', at)) - begin)));
+  const std::size_t begin = std::max(line_begin, at - std::min(at, kShown)), end = std::min(at + kShown, text.find('\n', at));
+  return fmt::format("{}: `{}`", place, to_valid_utf8(text.substr(begin, end - begin)));
 }
 
 // Checks what the DOM parser accepts in silence (duplicate keys, depth, numbers out of range) on the way to the DOM.
@@ -57,10 +55,10 @@ class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
-  bool parse_error(std::size_t position, const std::string& token, const nlohmann::detail::exception& e) override {
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
     const bool utf8 = std::strstr(e.what(), "UTF-8") != nullptr;
     const bool range = std::strstr(e.what(), "out of range") != nullptr || std::strstr(e.what(), "out_of_range") != nullptr;
-    fail(ErrorKind::kFormat, where_, "not valid JSON at {}{}", place_text(text_, position, token), utf8 ? ", invalid UTF-8 in a string" : range ? ", number out of range" : "");
+    fail(ErrorKind::kFormat, where_, "not valid JSON at {}{}", place_text(text_, position), utf8 ? ", invalid UTF-8 in a string" : range ? ", number out of range" : "");
   }
 
  private:
