@@ -199,7 +199,9 @@ typedef struct kvrt_batch {
   const int64_t* seq_len;     /* [n_seqs] tokens in the cache before this step */
   const int64_t* row_offsets; /* [n_seqs + 1] */
   const int64_t* positions;   /* [rows] consecutive within a sequence, and equal to its first position + token; negative: no token
-                                 (padding, after the tokens of its sequence) */
+                                 (padding, after the tokens of its sequence). Calls have no memory of a sequence: a first position
+                                 that differs from that of earlier steps is seen by page_verify alone, and only where pages carry
+                                 positions (keys before RoPE) */
   kvrt_page_list pages[KVRT_SEGMENTS];
   const uint8_t* sink_flags;  /* later versions; NULL */
 } kvrt_batch;

@@ -69,6 +69,12 @@ TEST(Abi, Argument) {
   for (const int bad : {-1, 1 << 30, INT32_MIN}) {  // page ids out of range
     EXPECT_ERROR(spoiled([&](Step* s) { ids.assign(64, bad); i64 = {0, 64}; s->batch.pages[KVRT_BASE] = {ids.data(), i64.data()}; }), KVRT_E_ARGUMENT, "base page 0 has id");
   }
+  // Two places in one page: ring pages that would overwrite each other, and a coded page that is written a second time.
+  const auto repeated = [&](kvrt_segment which) {
+    return spoiled([&](Step* s) { ids.assign(64, 0), i64 = {0, 64}; s->batch.pages[which] = {ids.data(), i64.data()}; });
+  };
+  EXPECT_ERROR(repeated(KVRT_WINDOW), KVRT_E_ARGUMENT, "page 0 stands twice among its sink and window pages");
+  EXPECT_ERROR(repeated(KVRT_BASE), KVRT_E_ARGUMENT, "page 0 stands twice among its base pages");
   EXPECT_ERROR(spoiled([](Step* s) { s->qkv.k.data = nullptr; }), KVRT_E_ARGUMENT, "k is null");
   EXPECT_ERROR(spoiled([](Step* s) { s->qkv.v.dtype = static_cast<kvrt_dtype>(9); }), KVRT_E_ARGUMENT, "v: unknown dtype 9");
   EXPECT_ERROR(spoiled([](Step* s) { s->qkv.v.row_stride = 8; }), KVRT_E_ARGUMENT, "stride 8");
