@@ -260,7 +260,7 @@ void decide_drift(DriftReport& report) {
   if (hit) raise(DriftDecision::kStepUp, fmt::format("{} is {:.4g}, the plan's limit is {}", hit->name, hit->value, hit->limit));
   if (near) raise(DriftDecision::kWatch, fmt::format("{} is {:.4g}, near the plan's limit of {}", near->name, near->value, near->limit));
   if (n_warn > 0 && report.decision != DriftDecision::kRecalibrate)
-    raise(DriftDecision::kWatch, fmt::format("{} of {} in the warning range, {} of them beyond a limit", n_warn, counted(report.units.size(), "unit"), n_out));
+    raise(DriftDecision::kWatch, fmt::format("warnings in {} of {}, {} of them beyond a limit", n_warn, counted(report.units.size(), "unit"), n_out));
   if (report.unseen_share > kUnseenWarn && report.unseen_share <= kUnseenLimit)
     raise(DriftDecision::kWatch, fmt::format("{:.1f} % of the tokens stand at positions that the calibration never reached", 100 * report.unseen_share));
   if (n_shift > 0)
