@@ -228,7 +228,6 @@ TEST_F(Kvplan, TargetRestrictions) {
   expect_refusal(inputs() + " --budget 5 --skip-layers 5-3" + out, 2, {"--skip-layers 5-3", "write 3-5"}, "no.json");
   expect_refusal(inputs() + " --budget 5 --skip-layers 0-2,1" + out, 2, {"--skip-layers", "layer 1 twice"}, "no.json");
   for (const char* option : {"--skip-layers 0,,1", "--allow-k int4.token.g32,", "--allow-v ,bf16"}) expect_refusal(inputs() + " --budget 5 " + option + out, 2, {std::string(option).substr(0, 7), "empty item"}, "no.json");
-  expect_refusal(inputs() + " --budget 5 --allow-k ''" + out, 2, {"--allow-k", "empty"}, "no.json");
   ASSERT_EQ(run(inputs() + " --budget 9 --skip-layers 0,2-4 --skip-layers 5 -o " + file("r.json")).exit_code, 0);
   EXPECT_EQ(artifacts::read_plan(file("r.json")).request.restrictions.skip_layers, (std::vector<int>{0, 2, 3, 4, 5}));
   expect_refusal(inputs() + " --budget 5 --same-kv --allow-k int4.channel.g64.pre" + out, 6, {"--same-kv"}, "no.json");
@@ -431,7 +430,8 @@ TEST_F(Kvplan, SubcommandsRefuseTheProgramsOwnOptions) {
   // A file may hold the options of every command.
   test::write_file(file("all.toml"), run(inputs() + " --budget 4.5 --print-config").out);
   EXPECT_EQ(run("show " + plan + " --config " + file("all.toml")).err, "");
-  EXPECT_EQ(run("plan --config " + file("all.toml") + " -o " + plan).err, "");
+  const Outcome again = run("plan --config " + file("all.toml") + " -o " + plan);
+  EXPECT_EQ(again.exit_code, 0) << again.err;
   expect_refusal("show " + plan + " --budget 3 --config " + file("all.toml"), 2, {"--budget"});
 }
 

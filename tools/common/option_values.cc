@@ -93,10 +93,8 @@ std::vector<std::string> split_list(const std::string& option, const std::string
 
 std::vector<std::string> split_lists(const std::string& option, const std::vector<std::string>& texts) {
   std::vector<std::string> items;
-  for (const std::string& text : texts) {
-    if (text.empty()) fail(ErrorKind::kUsage, option, "is empty; leave it out, or name something");
+  for (const std::string& text : texts)
     for (std::string& item : split_list(option, text)) items.push_back(std::move(item));
-  }
   return items;
 }
 

@@ -25,7 +25,7 @@ std::string format_duration(double seconds);
 
 /// "a,b,c"; empty for "". Throws kUsage naming option and text if an item is empty.
 std::vector<std::string> split_list(const std::string& option, const std::string& text);
-/// The same for an option that may be given several times: all items in order; an empty text is refused.
+/// The same for an option that may be given several times: all items in order. "" is none, as --print-config writes it.
 std::vector<std::string> split_lists(const std::string& option, const std::vector<std::string>& texts);
 /// "0,3,5-8": layer numbers, ascending. Throws kUsage naming option and item, also for a layer that is named twice.
 std::vector<int> parse_layers(const std::string& option, const std::vector<std::string>& items);
