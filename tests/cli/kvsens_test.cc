@@ -262,7 +262,7 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
   ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 32 --candidates int8.token.g,int4.token.g,int4.channel.g32.pre,int3.token.g,int2.token.g -o " + file("r.h5")).exit_code, 0);
   ASSERT_EQ(run("kvplan --sens " + file("r.h5") + " --budget 11 --context 4096 -o " + file("p.json")).exit_code, 0);
-  const std::string call = "kvsens refine " + model + "--sens " + file("r.h5") + " --joint 8 --plan ";
+  const std::string refine = "kvsens refine --model " + file("m") + " --threads 1 --sens " + file("r.h5"), call = refine + " --seq-len 256 --num-samples 2 --joint 8 --plan ";
   const Outcome same = run(call + file("p.json") + " --data " + file("scores.txt") + " -o " + file("no.json"));
   EXPECT_EQ(same.exit_code, 5) << same.text;
   EXPECT_NE(same.text.find("neither has seen"), std::string::npos) << same.text;
@@ -284,7 +284,7 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
     EXPECT_EQ(tensor.exit_code, 2) << tensor.text;
   }
   // One document has no standard error: nothing is swapped.
-  const Outcome one = run(call + file("p.json") + " --data " + file("verify.txt") + " --num-samples 1 --joint 0 -o " + file("one.json"));
+  const Outcome one = run(refine + " --plan " + file("p.json") + " --data " + file("verify.txt") + " --seq-len 256 --num-samples 1 --joint 0 -o " + file("one.json"));
   ASSERT_EQ(one.exit_code, 0) << one.text;
   EXPECT_NE(one.text.find("kept unjudged: 1 document has no standard error"), std::string::npos) << one.text;
   const plan::Plan searched = artifacts::read_plan(file("p.json")), kept = artifacts::read_plan(file("one.json"));
@@ -292,7 +292,7 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
     for (const Side side : {Side::kK, Side::kV}) EXPECT_EQ(kept.layers[l].unit(side).scheme, searched.layers[l].unit(side).scheme);
   // Windows of text that stay exact measure nothing.
   for (const char* more : {"", " --dry-run"}) {
-    const Outcome exact = run(call + file("p.json") + " --data " + file("verify.txt") + " --seq-len 36 -o " + file("no.json") + more);
+    const Outcome exact = run(refine + " --plan " + file("p.json") + " --data " + file("verify.txt") + " --seq-len 36 --num-samples 2 -o " + file("no.json") + more);
     EXPECT_EQ(exact.exit_code, 6) << exact.text;
     EXPECT_NE(exact.text.find("the plan keeps all of it exact (sinks 4, window 32)"), std::string::npos) << exact.text;
     EXPECT_FALSE(exists("no.json"));
