@@ -131,7 +131,7 @@ typedef struct kvrt_unit_report {
   kvrt_path path;
   kvrt_backend backend;
   const char* reason;   /* "" or why the unit is missing */
-  const char* nearest;  /* for a missing unit: a scheme that this device runs */
+  const char* nearest;  /* for a missing unit: a scheme that this device runs in its place; "" if none does */
 } kvrt_unit_report;
 typedef void (*kvrt_unit_report_fn)(void* user, const kvrt_unit_report* report);
 /* One report for each layer and side, before any cache memory is asked for. KVRT_E_UNSUPPORTED if a unit is missing; `err` names

@@ -71,6 +71,8 @@ struct Measured {
   double ppl_ratio = 1, ppl_ratio_se = 0;
   std::int64_t n_documents = 0, n_tokens = 0, seq_len = 0;
   std::string documents_sha256;            ///< of the text, as DataIdentity
+  /// Standard errors are over documents: a single one has none that a decision may rest on.
+  bool has_error() const { return n_documents >= 2; }
 };
 
 /// Sum over units of the score that was spent. METHODS.md 7: a metric in nats predicts KL = slope x score.

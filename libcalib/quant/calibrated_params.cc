@@ -6,6 +6,7 @@
 
 #include "kernels/codec/page_codec.h"
 #include "libcalib/base/error.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/quant/channel_summary.h"
 #include "libcalib/quant/codebook_fit.h"
 #include "libcalib/quant/drawn_tokens.h"
@@ -167,7 +168,7 @@ SchemeParams fit_params(const kvrt::Scheme& scheme, Side side, const stats::Laye
   if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
   if (plan_sinks != 0 && plan_sinks != layer.n_sinks())
     fail(ErrorKind::kUsage, where,
-         "{} sink tokens asked, but the statistics keep {} apart; ask for that many or none, or run kvcalib with --sinks {}", plan_sinks,
+         "{} asked, but the statistics keep {} apart; ask for that many or none, or run kvcalib with --sinks {}", counted(plan_sinks, "sink token"),
          layer.n_sinks(), plan_sinks);
   return Fit(scheme, side, layer, plan_sinks == 0, max_distance, where, why).run();
 }

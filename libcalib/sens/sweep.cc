@@ -1,3 +1,4 @@
+#include "libcalib/base/plural.h"
 #include "libcalib/sens/sweep.h"
 
 #include <algorithm>
@@ -55,7 +56,7 @@ class Sweep {
     }
     if (isolated) score_isolated(model_, documents_, states, options_, params_, pool_, result_, progress_);
     if (documents_.size() < static_cast<std::size_t>(Bootstrap::kMinDocuments))
-      log_.warning(fmt::format("{} documents are fewer than 8: standard errors come from blocks of 256 rows", documents_.size()));
+      log_.warning(fmt::format("only {}: standard errors come from blocks of 256 rows", counted(documents_.size(), "document")));
     drop_unasked();
   }
 
@@ -186,8 +187,8 @@ void run_sweep(const model::StreamingModel& model, const std::vector<text::Docum
   if (options.n_draws < 1) fail(ErrorKind::kUsage, "--draws", "got {}, expected at least 1", options.n_draws);
   for (std::size_t d = 0; d < documents.size(); ++d)
     if (static_cast<std::int64_t>(documents[d].ids.size()) <= options.n_sinks + 1)
-      fail(ErrorKind::kInfeasible, "--sinks", "document {} has {} tokens, no more than the {} sinks and one scored row", d, documents[d].ids.size(),
-           options.n_sinks);
+      fail(ErrorKind::kInfeasible, "--sinks", "document {} has {}, no more than the {} and one scored row", d, counted(documents[d].ids.size(), "token"),
+           counted(options.n_sinks, "sink"));
   const bool needs_head = wants_fisher(options) || wants_isolated(options);
   if (needs_head && !model.has_head())
     fail(ErrorKind::kMismatch, model.identity().name,

@@ -147,11 +147,23 @@ TEST(Abi, PlanCheckListsEveryGap) {  // bug class 7
   EXPECT_THAT(reports.missing[0], HasSubstr("| int4.token.g"));
   EXPECT_THAT(reports.missing[1], HasSubstr("| int2.token.g"));
 
+  // Only what is missing goes.
+  layer = whole.layer_view();
+  layer.rope_style = KVRT_ROPE_NONE, layer.rotary_dim = 0;
+  layer.k.scheme = "int4.channel.g32.pair";
+  ASSERT_TRUE(PlanHandle::adopt(view, &plan).ok());
+  reports.missing.clear();
+  EXPECT_EQ(kvrt_plan_check(plan.get(), nullptr, &Reports::add, &reports, &err), KVRT_E_UNSUPPORTED);
+  ASSERT_EQ(reports.missing.size(), 1u);
+  EXPECT_EQ(reports.missing[0], "int4.channel.g32.pair | pair: the layer has no RoPE | int4.channel.g32");
+  EXPECT_THAT(std::string(err.text), HasSubstr("; nearest: int4.channel.g32"));
+
   layer = whole.layer_view();
   layer.sliding_window = 64;
   ASSERT_TRUE(PlanHandle::adopt(view, &plan).ok());
   EXPECT_EQ(kvrt_plan_check(plan.get(), nullptr, nullptr, nullptr, &err), KVRT_E_UNSUPPORTED);
   EXPECT_THAT(std::string(err.text), HasSubstr("sliding window (64 keys)"));
+  EXPECT_THAT(std::string(err.text), ::testing::Not(HasSubstr("nearest")));  // no scheme would do
 }
 
 TEST(Abi, AForcedBackendIsReallyTaken) {  // bug class 7
