@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "kernels/codec/hadamard.h"
 #include "libcalib/base/error.h"
@@ -44,7 +43,7 @@ void widen_to_every_position(const stats::LayerStats& layer, bool with_sinks, bo
       const int partner = rope_partner(g, c);
       if (partner == c) continue;
       const int pair = g.rope_style == RopeStyle::kInterleaved ? c / 2 : std::min(c, partner);
-      if (percentiles && static_cast<double>(max_distance) * g.inv_freq.at(static_cast<std::size_t>(pair)) >= 2 * std::numbers::pi) continue;
+      if (percentiles && finishes_a_turn(g, pair, max_distance)) continue;
       double norm = layer.pair_absmax[static_cast<std::size_t>(h) * static_cast<std::size_t>(s.head_dim / 2) + static_cast<std::size_t>(pair)];
       if (with_sinks) norm = std::max<double>(norm, std::hypot(layer.k_pre.sink.absmax(h, c), layer.k_pre.sink.absmax(h, partner)));
       s.lo[index_of(s, h, c)] = std::min(s.lo[index_of(s, h, c)], -g.attention_factor * norm);

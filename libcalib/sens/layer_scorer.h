@@ -41,8 +41,12 @@ class LayerScorer {
   /// `gradients` may be null if no fisher metric is asked for. Documents in ascending order.
   void add_document(std::int32_t document, const DocumentAttention& x, const AttentionGradients* gradients);
 
-  /// Writes the two units' spreads into `result` (tables sized beforehand).
-  void finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) const;
+  /// Writes the two units' spreads and constants into `result` (tables sized beforehand). Of two candidates of one scheme the one that
+  /// loses less is kept: less attn_kl on keys, less attn_out on values.
+  void finish(std::size_t key_unit, std::size_t value_unit, SensResult* result);
+  /// Alternatives scored and kept so far.
+  std::size_t n_alternatives() const { return n_alternatives_; }
+  std::size_t n_alternatives_kept() const { return n_alternatives_kept_; }
   bool few_docs() const { return few_docs_; }
 
  private:
@@ -73,6 +77,8 @@ class LayerScorer {
   /// fisher_softmax over fisher_vec: sum w exact / sum w linear over sampled rows; 1 for values and where nothing moves.
   double softmax_gain(const Rows& rows) const;
   at::Tensor error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const;
+  /// Drops the worse of two candidates of one scheme, with its rows.
+  void settle_alternatives(UnitState& unit);
   void finish_unit(const UnitState& unit, std::size_t unit_idx, const Bootstrap& tokens, const Bootstrap& sampled, SensResult* result) const;
 
   const model::Block& block_;
@@ -83,6 +89,7 @@ class LayerScorer {
   RowIndex token_rows_, sampled_rows_;
   bool few_docs_ = false;
   std::int64_t longest_ = 0;
+  std::size_t n_alternatives_ = 0, n_alternatives_kept_ = 0;
 };
 
 /// Names of the score tables that the settings ask for, and their empty tables.

@@ -10,6 +10,7 @@
 #include "libcalib/base/rng.h"
 #include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scheme.h"
+#include "libcalib/quant/static_thresholds.h"
 #include "libcalib/quant/unit_moments.h"
 
 namespace calib::quant {
@@ -149,6 +150,22 @@ TEST(CalibratedParams, ChannelRangesAfterRopeCoverEveryPosition) {
       EXPECT_LE(p.clip_lo[static_cast<std::size_t>(channel)], -envelope * 0.99999f);
       EXPECT_GE(p.clip_hi[static_cast<std::size_t>(channel)], envelope * 0.99999f);
       EXPECT_LE(p.clip_hi[static_cast<std::size_t>(channel)], envelope * 1.00001f);
+    }
+  }
+}
+
+// G42
+TEST(CalibratedParams, PairsThatATextTurnsOnce) {
+  struct Row { double theta; int pairs[4]; };
+  for (const Row& r : {Row{5e5, {29, 35, 42, 49}}, Row{1e4, {41, 50, 60, 64}}}) {
+    LayerGeometry g = quant_test::geometry(1, 128);
+    g.inv_freq.clear();
+    for (int p = 0; p < 64; ++p) g.inv_freq.push_back(std::pow(r.theta, -p / 64.0));
+    const std::int64_t lengths[] = {2048, 8192, 32768, 131072};
+    for (int i = 0; i < 4; ++i) {
+      int n = 0;
+      for (int p = 0; p < 64; ++p) n += finishes_a_turn(g, p, lengths[i]);
+      EXPECT_EQ(n, r.pairs[i]) << r.theta << " " << lengths[i];
     }
   }
 }
@@ -310,6 +327,19 @@ TEST(CalibratedParams, CodebooksBeatEvenCodesOnFreshData) {
   }
   EXPECT_LT(cost_of("nuq3.channel.static.pre.out2", Side::kK, heavy, spiked), 0.3 * cost_of("nuq3.channel.static.pre", Side::kK, heavy, spiked));
   EXPECT_LT(cost_of("nuq3.token.g.out2", Side::kV, heavy, spiked), 0.6 * cost_of("nuq3.token.g", Side::kV, heavy, spiked));
+}
+
+// METHODS.md 4.5: at 2 bits there is a second codebook, whose coded values vary as the data do.
+TEST(CalibratedParams, QNormAtTwoBits) {
+  const stats::LayerStats stats = normal_layer();
+  for (const char* text : {"nuq2.channel.static.pre", "nuq2.token.g", "nuq2.token.g.out1"}) {
+    const SchemeParams p = fit_params(parse_scheme(text), Side::kK, stats, kSinks);
+    ASSERT_EQ(p.codebook_qnorm.size(), 4u) << text;
+    EXPECT_TRUE(std::is_sorted(p.codebook_qnorm.begin(), p.codebook_qnorm.end()));
+    EXPECT_GT(p.codebook_qnorm[3] - p.codebook_qnorm[0], 1.03f * (p.codebook[3] - p.codebook[0])) << text;
+    for (const auto& [name, values] : p.arrays()) EXPECT_NE(values, &p.codebook_qnorm);
+  }
+  EXPECT_TRUE(fit_params(parse_scheme("nuq3.token.g"), Side::kK, stats, kSinks).codebook_qnorm.empty());
 }
 
 TEST(CalibratedParams, FeedbackOnValuesMeetsTheOutputProjection) {
