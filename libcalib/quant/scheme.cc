@@ -65,6 +65,11 @@ std::string fit_group(const std::string& preset, const char* side, const std::st
   return fitted;
 }
 
+void warn_of_doubtful_parts(const std::vector<std::string>& schemes, const LogSink& log) {
+  for (const std::string& text : schemes)
+    if (const std::string doubt = doubtful_parts(parse_scheme(text)); !doubt.empty()) log.warning(fmt::format("{}: {}", text, doubt));
+}
+
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::size_t begin = 0;
@@ -149,6 +154,12 @@ void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side s
   if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
 }
 
+std::string doubtful_parts(const kvrt::Scheme& scheme) {
+  const bool by_channel = scheme.granularity == kvrt::Granularity::kChannel || scheme.granularity == kvrt::Granularity::kChannelStatic;
+  if (scheme.had && by_channel) return "`had` mixes the channels whose ranges are kept apart, and little of either is left; use it with token groups";
+  return "";
+}
+
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> list = make_presets();
   return list;
@@ -175,6 +186,7 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
     preset.name = text;
     preset.k = kvrt::to_string(parse_scheme(sides[0]));
     preset.v = kvrt::to_string(parse_scheme(sides[1]));
+    warn_of_doubtful_parts({preset.k, preset.v}, log);
     return preset;
   }
   kvrt::Scheme scheme;
@@ -231,6 +243,9 @@ CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
       if (!keys_only(scheme)) append_unique(list.v, canonical);
     }
   }
+  std::vector<std::string> all = list.k;
+  for (const std::string& text : list.v) append_unique(all, text);
+  warn_of_doubtful_parts(all, log);
   return list;
 }
 

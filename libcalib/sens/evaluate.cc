@@ -156,6 +156,7 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
   result->contenders.clear();
   for (std::size_t c = 0; c < contenders.size(); ++c) {
     EvalContender e = measured(contenders[c].header, rows[c + kFirstContender - 1]);
+    e.length_limit = length_limit(e.buckets);
     e.indistinguishable = e.total.kld.mean < kIndistinguishable * floor;
     if (e.total.kld.mean > negative)
       warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));

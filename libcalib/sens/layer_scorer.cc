@@ -197,6 +197,33 @@ double LayerScorer::softmax_gain(const Rows& rows) const {
   return linear > 0 ? exact / linear : 1.0;
 }
 
+void LayerScorer::settle_alternatives(UnitState& unit) {
+  const std::size_t n_windows = settings_.windows.size();
+  const auto loss = [&](std::size_t candidate) {  // over the same rows and denominators
+    double sum = 0;
+    for (std::size_t w = 0; w < n_windows; ++w) {
+      const Rows& rows = unit.rows[candidate * n_windows + w];
+      const std::vector<float>& values = unit.side == Side::kK ? rows.kl : rows.out;
+      for (std::size_t r = 0; r < values.size(); ++r) sum += sampled_rows_.weight[r] * values[r];
+    }
+    return sum;
+  };
+  for (std::size_t i = unit.candidates.size(); i-- > 0;) {
+    if (!unit.candidates[i].is_alternative) continue;
+    std::size_t first = 0;
+    while (unit.candidates[first].scheme_idx != unit.candidates[i].scheme_idx) ++first;
+    ++n_alternatives_;
+    if (loss(i) < loss(first)) {
+      ++n_alternatives_kept_;
+      unit.candidates[first] = std::move(unit.candidates[i]);
+      unit.candidates[first].is_alternative = false;
+      for (std::size_t w = 0; w < n_windows; ++w) unit.rows[first * n_windows + w] = std::move(unit.rows[i * n_windows + w]);
+    }
+    unit.candidates.erase(unit.candidates.begin() + static_cast<std::ptrdiff_t>(i));
+    unit.rows.erase(unit.rows.begin() + static_cast<std::ptrdiff_t>(i * n_windows), unit.rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * n_windows));
+  }
+}
+
 void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const Resampling& resampling, SensResult* result) const {
   RowIndex plain = sampled_rows_;  // attn_kl is a mean, not a ratio
   std::fill(plain.denominator.begin(), plain.denominator.end(), 1.0);
@@ -223,10 +250,13 @@ void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const
   });
 }
 
-void LayerScorer::finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) const {
+void LayerScorer::finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) {
+  for (UnitState* unit : {&keys_, &values_}) settle_alternatives(*unit);
   const Resampling resampling{Bootstrap(token_rows_, kBootstrapSeed), Bootstrap(document_rows_, kBootstrapSeed), Bootstrap(sampled_rows_, kBootstrapSeed)};
   finish_unit(keys_, key_unit, resampling, result);
   finish_unit(values_, value_unit, resampling, result);
+  for (const UnitCandidate& c : keys_.candidates) store_params(c, key_unit, result);
+  for (const UnitCandidate& c : values_.candidates) store_params(c, value_unit, result);
 }
 
 void prepare_tables(const ScoreSettings& settings, std::int64_t seq_len, SensResult* result) {

@@ -42,8 +42,12 @@ class LayerScorer {
   /// `gradients` may be null if no fisher metric is asked for. Documents in ascending order.
   void add_document(std::int32_t document, const DocumentAttention& x, const AttentionGradients* gradients);
 
-  /// Writes the two units' spreads into `result` (tables sized beforehand).
-  void finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) const;
+  /// Writes the two units' spreads and constants into `result` (tables sized beforehand). Of two candidates of one scheme the one that
+  /// loses less is kept: less attn_kl on keys, less attn_out on values.
+  void finish(std::size_t key_unit, std::size_t value_unit, SensResult* result);
+  /// Alternatives scored and kept so far.
+  std::size_t n_alternatives() const { return n_alternatives_; }
+  std::size_t n_alternatives_kept() const { return n_alternatives_kept_; }
 
  private:
   /// Rows of one (candidate, window), in the order of the row index.
@@ -74,6 +78,8 @@ class LayerScorer {
   /// fisher_softmax over fisher_vec: sum w exact / sum w linear over sampled rows; 1 for values and where nothing moves.
   double softmax_gain(const Rows& rows) const;
   at::Tensor error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const;
+  /// Drops the worse of two candidates of one scheme, with its rows.
+  void settle_alternatives(UnitState& unit);
   struct Resampling {
     Bootstrap tokens, documents, sampled;
   };
@@ -86,6 +92,7 @@ class LayerScorer {
   UnitState keys_, values_;
   RowIndex token_rows_, document_rows_, sampled_rows_;
   std::int64_t longest_ = 0;
+  std::size_t n_alternatives_ = 0, n_alternatives_kept_ = 0;
 };
 
 /// Names of the score tables that the settings ask for, and their empty tables.

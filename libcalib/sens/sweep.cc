@@ -54,6 +54,10 @@ class Sweep {
       seed_gradients(states, gradients);
       walk_backward(states, gradients);
     }
+    for (std::size_t u = 0; u < result_->units.size(); ++u)
+      for (const UnitCandidate& c : unit_candidates(*result_, u, params_)) store_params(c, u, result_);
+    if (n_alternatives_ > 0)
+      log_.note(fmt::format("codebooks of 2 bits: Q-Norm loses less attention in {} of {} cases and is kept there", n_alternatives_kept_, n_alternatives_));
     if (isolated) score_isolated(model_, documents_, states, options_, params_, pool_, result_, progress_);
     if (documents_.size() < static_cast<std::size_t>(Bootstrap::kMinDocuments))
       log_.warning(fmt::format("only {}: standard errors come from blocks of 256 rows", counted(documents_.size(), "document")));
@@ -77,8 +81,17 @@ class Sweep {
     return found;
   }
 
-  LayerScorer make_scorer(const model::Block& block, std::size_t key_unit, std::size_t value_unit) const {
-    return LayerScorer(block, unit_candidates(*result_, key_unit, params_), unit_candidates(*result_, value_unit, params_), settings_, pool_);
+  std::unique_ptr<LayerScorer> make_scorer(const model::Block& block, std::size_t key_unit, std::size_t value_unit) const {
+    std::vector<UnitCandidate> keys = unit_candidates(*result_, key_unit, params_), values = unit_candidates(*result_, value_unit, params_);
+    if (options_.judge_codebooks && (settings_.attn_kl || settings_.attn_out))
+      for (std::vector<UnitCandidate>* side : {&keys, &values}) add_qnorm_alternatives(*side);
+    return std::make_unique<LayerScorer>(block, std::move(keys), std::move(values), settings_, pool_);
+  }
+
+  void finish(LayerScorer& scorer, std::size_t key_unit, std::size_t value_unit) {
+    scorer.finish(key_unit, value_unit, result_);
+    n_alternatives_ += scorer.n_alternatives();
+    n_alternatives_kept_ += scorer.n_alternatives_kept();
   }
 
   // `tiled`: attention in the tiles of run_block(), so that isolated runs meet no other rounding than their own.
@@ -91,7 +104,7 @@ class Sweep {
       const auto block = model_.load_block(l);
       std::size_t key_unit = 0, value_unit = 0;
       std::unique_ptr<LayerScorer> scorer;
-      if (score && units_of(l, &key_unit, &value_unit)) scorer = std::make_unique<LayerScorer>(make_scorer(*block, key_unit, value_unit));
+      if (score && units_of(l, &key_unit, &value_unit)) scorer = make_scorer(*block, key_unit, value_unit);
       for (std::size_t d = 0; d < documents_.size(); ++d) {
         const at::Tensor x = states.get(keep_all ? l : 0, d);
         at::Tensor y;
@@ -107,7 +120,7 @@ class Sweep {
         states.put(keep_all ? l + 1 : 0, d, y);
         report("forward", l * static_cast<std::int64_t>(documents_.size()) + static_cast<std::int64_t>(d) + 1, n_layers * static_cast<std::int64_t>(documents_.size()));
       }
-      if (scorer) scorer->finish(key_unit, value_unit, result_);
+      if (scorer) finish(*scorer, key_unit, value_unit);
     }
   }
 
@@ -135,7 +148,7 @@ class Sweep {
     for (std::int64_t l = n_layers - 1; l >= lowest; --l) {
       const auto block = model_.load_block(l);
       std::unique_ptr<LayerScorer> scorer;
-      if (units_of(l, &key_unit, &value_unit)) scorer = std::make_unique<LayerScorer>(make_scorer(*block, key_unit, value_unit));
+      if (units_of(l, &key_unit, &value_unit)) scorer = make_scorer(*block, key_unit, value_unit);
       for (std::size_t d = 0; d < documents_.size(); ++d) {
         BlockGraph graph(*block, states.get(l, d));
         std::vector<at::Tensor> d_y;
@@ -146,7 +159,7 @@ class Sweep {
         for (int r = 0; r < options_.n_draws; ++r) gradients.put(r, d, d_y[static_cast<std::size_t>(r)]);
         report("backward", (n_layers - 1 - l) * n_documents + static_cast<std::int64_t>(d) + 1, (n_layers - lowest) * n_documents);
       }
-      if (scorer) scorer->finish(key_unit, value_unit, result_);
+      if (scorer) finish(*scorer, key_unit, value_unit);
     }
   }
 
@@ -166,6 +179,7 @@ class Sweep {
   const SweepProgressFn& progress_;
   ScoreSettings settings_;
   std::int64_t n_tokens_ = 0;
+  std::size_t n_alternatives_ = 0, n_alternatives_kept_ = 0;
 };
 
 }  // namespace

@@ -23,6 +23,9 @@ struct SweepOptions {
   std::int64_t lookahead_blocks = 4;     ///< blocks that `lookahead` runs after the changed one
   std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl, attn_out and fisher_softmax
   std::uint64_t seed = 0;
+  /// At 2 bits a second codebook (Q-Norm, METHODS.md 4.5) is scored beside each fitted one, and the one that loses less attn_kl (keys) or
+  /// attn_out (values) is kept. For text that the codebooks were not fitted on, and only with one of these metrics.
+  bool judge_codebooks = true;
   std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;
 };
 
@@ -36,7 +39,8 @@ struct SweepProgress {
 };
 using SweepProgressFn = std::function<void(const SweepProgress&)>;
 
-/// Requires: result->model, data and the grid laid out (lay_out_grid). Fills windows, buckets and score tables.
+/// Requires: result->model, data and the grid laid out (lay_out_grid). Fills windows, buckets, score tables and the constants of all
+/// candidates.
 /// Throws: kUsage (unknown metric, draws < 1), kMismatch (a Fisher metric, lookahead or logit_kl without a head), kInfeasible (documents no longer
 /// than the sinks), kNumeric naming layer and document.
 void run_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,

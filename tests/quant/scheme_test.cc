@@ -163,6 +163,22 @@ TEST(CandidateLists, DefaultFeedsErrorsBackOnEveryLowKey) {
   for (const std::string& text : list.v) EXPECT_FALSE(parse_scheme(text).ef) << text;
 }
 
+// METHODS.md 5.3: a rotation undoes what ranges per channel are for. Legal, and said.
+TEST(CandidateLists, RotatedChannelRangesAreWarnedAbout) {
+  std::vector<std::string> warnings;
+  LogSink log;
+  log.warning = [&](const std::string& text) { warnings.push_back(text); };
+  resolve_candidates("default", log);
+  resolve_candidates("int4.token.g.had,int4.channel.g32", log);
+  resolve_preset("quarot4", 64, log);
+  EXPECT_TRUE(warnings.empty());
+  resolve_candidates("int4.token.g.had,int4.channel.g32.had,int8.channel.static.had", log);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("int4.channel.g32.had: `had`"), HasSubstr("int8.channel.static.had: `had`")));
+  resolve_preset("int3.channel.g64.center.had:int4.token.g", 64, log);
+  ASSERT_EQ(warnings.size(), 3u);
+  EXPECT_THAT(warnings[2], HasSubstr("int3.channel.g64.center.had: `had`"));
+}
+
 TEST(CandidateLists, MixedLists) {
   const CandidateList list = resolve_candidates("int4.token.g32,int3.channel.g64.pre,kivi4,int8.token.g:int2.token.g");
   EXPECT_EQ(list.name, "custom");

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include "libcalib/quant/codebook_fit.h"
 #include "libcalib/sens/joint_run.h"
 #include "tests/sens/sens_fixture.h"
 #include "tests/support/expect_error.h"
@@ -61,6 +62,54 @@ TEST(Sweep, FullWindowScoresOnlyTheRounding) {
       // Coded with W = 0 or exact: a bf16 key is the same key. fisher sums the parts' squares apart, and here only one part is there.
       EXPECT_NEAR(score(r, metric, l, Side::kK, "bf16", 0), rounding, 1e-3 * rounding) << metric;
     }
+}
+
+// METHODS.md 4.5: of two codebooks of 2 bits the one that loses less attention on the text of the run is scored and stored.
+TEST(Sweep, TheBetterOfTwoCodebooksIsKept) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(1, 48, 256);
+  const std::vector<float> good = quant::stored_codebook({-0.8, -0.3, 0.3, 0.8}), bad = quant::stored_codebook({-0.02, -0.01, 0.01, 0.02});
+  struct Run {
+    SensResult result;
+    std::vector<std::string> notes;
+  };
+  const auto run = [&](const std::vector<float>& first, const std::vector<float>& second, bool judge, const std::vector<std::string>& metrics) {
+    const ParamsProvider params = [&](std::size_t, Side, const kvrt::Scheme&, std::int64_t) {
+      quant::SchemeParams p;
+      p.codebook = first, p.codebook_qnorm = second;
+      return p;
+    };
+    SweepOptions options = options_of(metrics, {0, 8});
+    options.judge_codebooks = judge;
+    Run out;
+    out.result.model = m.model.identity();
+    LogSink log;
+    log.note = [&](const std::string& text) { out.notes.push_back(text); };
+    ThreadPool pool(1);
+    lay_out_grid({"custom", {"int4.token.g8", "nuq2.token.g"}, {"nuq2.token.g"}}, {0, 3}, &out.result, {});
+    run_sweep(m.model, documents, options, params, pool, &out.result, log);
+    return out;
+  };
+  const auto stored = [](const Run& r, const char* key) { return r.result.params.at(key).at(0).values; };
+  for (const std::vector<std::string>& metrics : {std::vector<std::string>{"fisher_vec", "attn_kl", "attn_out"}, {"attn_out", "logit_kl"}}) {
+    const Run alone = run(good, {}, true, metrics), kept = run(bad, good, true, metrics), left = run(good, bad, true, metrics);
+    for (const Run* r : {&kept, &left}) {
+      EXPECT_EQ(stored(*r, "00/k/nuq2.token.g"), good);
+      EXPECT_EQ(stored(*r, "03/v/nuq2.token.g"), good);
+      for (const auto& [name, table] : alone.result.scores) {
+        ASSERT_EQ(r->result.scores.at(name).mean.size(), table.mean.size());
+        for (std::size_t i = 0; i < table.mean.size(); ++i)
+          EXPECT_TRUE(r->result.scores.at(name).mean[i] == table.mean[i] || std::isnan(table.mean[i])) << name << " " << i;
+      }
+    }
+    EXPECT_TRUE(alone.notes.empty());
+    ASSERT_EQ(kept.notes.size(), 1u);
+    EXPECT_NE(kept.notes[0].find("4 of 4"), std::string::npos) << kept.notes[0];
+    EXPECT_NE(left.notes.at(0).find("0 of 4"), std::string::npos);
+  }
+  // Nothing to judge by, or text that the codebooks were fitted on.
+  EXPECT_EQ(stored(run(bad, good, true, {"fisher_vec"}), "00/k/nuq2.token.g"), bad);
+  EXPECT_EQ(stored(run(bad, good, false, {"attn_kl"}), "00/k/nuq2.token.g"), bad);
 }
 
 // SN-05: errors past the border of a sliding window are like those before it, in layers with and without one.

@@ -10,6 +10,7 @@
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/sens/evaluate.h"
+#include "libcalib/sens/kld_block.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
 #include "tools/kvsens/run.h"
@@ -27,12 +28,12 @@ void print_table(const sens::EvalResult& result, const std::string& output) {
              result.noise_floor.ppl_base.se);
   fmt::print("{:<{}}  {:>9}  {:>9}  {:>24}  {:>11}  {:>15}  {:>20}\n", "scheme or plan", width, "bits@2048", "bits@8192", "mean KLD ± SE", "99% KLD",
              "same top p", "PPL ratio");
-  const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const char* mark) {
+  const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const std::string& mark) {
     fmt::print("{:<{}}  {:>9}  {:>9}  {:>11.4e} ± {:>9.2e}  {:>11.4e}  {:>6.2f} ± {:>4.2f} %  {:>8.5f} ± {:>8.5f}{}\n", name, width, bits2, bits8, b.kld.mean,
                b.kld.se, b.kld_percentiles[1], b.same_top_p.mean, b.same_top_p.se, b.ppl_ratio.mean, b.ppl_ratio.se, mark);
   };
   for (const auto& c : result.contenders)
-    line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, c.indistinguishable ? "  indistinguishable" : "");
+    line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, (c.indistinguishable ? std::string("  indistinguishable") : std::string()) + (c.length_limit ? fmt::format("  ratio above {:.2f} from position {}", sens::kPplRatioMax, *c.length_limit) : std::string()));
   line("(noise floor)", "", "", result.noise_floor, "");
   if (result.negative_control) line("(negative control)", "", "", result.negative_control->total, "");
   fmt::print("{}\n", to_valid_utf8(output));

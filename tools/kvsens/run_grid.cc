@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "kernels/core/plan_constants.h"
 #include "libcalib/artifacts/sens_file.h"
 #include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
@@ -17,23 +16,6 @@
 
 namespace calib::tools {
 namespace {
-
-/// Constants of every unit and scheme that has some, for the plan that will be made from the scores.
-void store_params(const sens::ParamsProvider& provider, sens::SensResult* result) {
-  for (std::size_t u = 0; u < result->units.size(); ++u) {
-    const sens::UnitId id = result->units[u];
-    const LayerGeometry& layer = result->model.layers[sens::layer_position(result->model, id.layer)];
-    for (const sens::UnitCandidate& c : sens::unit_candidates(*result, u, provider)) {
-      std::vector<sens::FittedArray> arrays;
-      const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(c.scheme, layer.n_kv_heads, layer.head_dim);
-      for (const auto& [name, values] : c.params.arrays())
-        for (const kvrt::PlanConstant& constant : needed)
-          if (constant.name == name)
-            arrays.push_back({std::string(name), constant.shape[1] ? std::vector<std::int64_t>{constant.shape[0], constant.shape[1]} : std::vector<std::int64_t>{constant.shape[0]}, *values});
-      if (!arrays.empty()) result->params[fmt::format("{:02}/{}/{}", id.layer, id.side == Side::kK ? "k" : "v", result->schemes[c.scheme_idx])] = arrays;
-    }
-  }
-}
 
 /// One line a scheme: its mean score over the units of a side, the metric that a planner spends first.
 void print_summary(const sens::SensResult& result, const std::vector<std::string>& metrics, const std::string& output, double seconds, bool json) {
@@ -181,12 +163,12 @@ int run_grid(const GridOptions& options, const Invocation& call) {
                            counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"), counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), fmt::join(sweep.windows, ",")));
   if (statistics.given() && same_text(result.data, result.calibration_data))
     log.warning("scores are measured on the text of the statistics; held-out text is the better judge of calibrated schemes");
+  sweep.judge_codebooks = !statistics.given() || !same_text(result.data, result.calibration_data);
   warn_untested_positions(in.identity, result.data, log);
   PhaseProgress phases(progress, call, result.data.n_tokens);
-  sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, log,
+  sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, shown,
                   [&](const sens::SweepProgress& p) { phases.update(p.phase, p.done, p.total); });
   progress.clear();
-  store_params(provider, &result);
   result.provenance.seconds = call.seconds();
   artifacts::write_sens_file(options.output, result);
   print_summary(result, sweep.metrics, options.output, call.seconds(), call.json);

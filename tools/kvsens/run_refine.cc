@@ -14,6 +14,7 @@
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
 #include "libcalib/sens/evaluate.h"
+#include "libcalib/sens/kld_block.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
 #include "tools/kvsens/run.h"
@@ -69,8 +70,9 @@ sens::Contender contender_of(const plan::Candidates& candidates, const std::vect
 /// Joint measurements on the verification text.
 class Verifier {
  public:
-  Verifier(const Inputs& in, const plan::Candidates& candidates, const RefineCommand& options, const Invocation& call, Progress& progress, const LogSink& log)
-      : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()) {
+  Verifier(const Inputs& in, const plan::Candidates& candidates, const RefineCommand& options, double ppl_ratio_max, const Invocation& call, Progress& progress,
+           const LogSink& log)
+      : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()), ppl_ratio_max_(ppl_ratio_max) {
     settings_.hidden_memory_bytes = options.run.hidden_mem;
   }
 
@@ -86,7 +88,7 @@ class Verifier {
     std::vector<plan::Measured> out;
     for (const sens::EvalContender& c : result.contenders)
       out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, c.total.n_documents, in_.corpus.identity.n_tokens,
-                     in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256});
+                     in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256, sens::length_limit(c.buckets, ppl_ratio_max_)});
     return out;
   }
 
@@ -98,6 +100,7 @@ class Verifier {
   const LogSink& log_;
   ThreadPool pool_;
   sens::EvaluateOptions settings_;
+  double ppl_ratio_max_;
 };
 
 struct Measurement {
@@ -240,7 +243,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
 
   progress.say(fmt::format("{}: the plan, {} and {} on {}, {}", in.identity.name, counted(measured_baselines.size(), "baseline"), counted(runs.size() - first_sample, "combination"),
                            counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token")));
-  Verifier verifier(in, candidates, options, call, progress, log);
+  Verifier verifier(in, candidates, options, original.monitor.ppl_ratio_max, call, progress, log);
   const std::vector<plan::Measured> results = verifier.measure(runs, "joint runs");
   std::optional<plan::JointFit> fit;
   std::vector<plan::JointRun> joint;
@@ -289,6 +292,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     b.measured_kld = results[1 + i].kld, b.measured_se = results[1 + i].kld_se;
   }
   refined.summary.measured = loss;
+  refined.monitor.length_limit = loss.length_limit;
   if (refined.summary.predicted) {
     refined.summary.predicted->joint = fit;
     refined.summary.predicted->unfitted = !fit;
