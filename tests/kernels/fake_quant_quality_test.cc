@@ -95,7 +95,7 @@ TEST(FakeQuantQuality, BlockAndFloatErrorOfNormalData) {
 TEST(FakeQuantQuality, OneSidedDataKeepTheirLevels) {
   struct Row { int d; double lo; };
   for (const Row& r : {Row{96, 5}, Row{80, -6}, Row{72, 5}, Row{100, -6}}) {
-    for (const FakeQuantBackend& backend : fake_quant_backends()) {
+    for (const WritePath& backend : write_paths()) {
       Call call("int4.token.g", 64, 2, r.d);
       calib::Rng rng(11);
       for (float& v : call.x) v = static_cast<float>(r.lo + rng.uniform());
@@ -120,7 +120,7 @@ TEST(FakeQuantQuality, PaddingNeverTakesPart) {
       const std::vector<float> expected = call.run();
       std::vector<float> wide(static_cast<std::size_t>(33 * padded), NAN), out(wide);
       for (std::size_t t = 0; t < 32; ++t) std::memcpy(&wide[t * static_cast<std::size_t>(padded)], &call.x[t * static_cast<std::size_t>(d)], sizeof(float) * static_cast<std::size_t>(d));
-      for (const FakeQuantBackend& backend : fake_quant_backends()) {
+      for (const WritePath& backend : write_paths()) {
         FakeQuantArgs args = call.args(out.data());
         args.x = wide.data();
         args.x_token_stride = args.out_token_stride = padded;
