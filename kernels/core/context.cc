@@ -189,8 +189,8 @@ Status Context::add_layer(const LayerPlan& plan, Needs needs, LayerContext* laye
   layer->group = plan.n_q_heads / plan.layout.n_kv_heads;
   for (const CacheSide side : {CacheSide::kK, CacheSide::kV}) {
     if (const std::string text = missing_part(*plan_, plan, side); !text.empty()) {
-      return Status(Code::kUnsupported, unit_name(plan, side) + ": " + text + "; nearest: " + nearest_offered(side == CacheSide::kK ? plan.layout.k : plan.layout.v,
-                                                                                                              plan.layout.head_dim, side == CacheSide::kK));
+      const std::string nearest = nearest_offered(*plan_, plan, side);
+      return Status(Code::kUnsupported, unit_name(plan, side) + ": " + text + (nearest.empty() ? "" : "; nearest: " + nearest));
     }
   }
   if (limits_.n_kv_heads > 0) {
@@ -225,7 +225,7 @@ Status Context::add_layer(const LayerPlan& plan, Needs needs, LayerContext* laye
     return {};
   }
   worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_worker_bytes(*layer) : 0});
-  if (append_path(*layer)) worker_bytes_ = std::max(worker_bytes_, append_scratch_bytes(*layer));
+  if (write_path(*layer)) worker_bytes_ = std::max(worker_bytes_, append_scratch_bytes(*layer));
   if (backend_ == KVRT_BACKEND_CPU) shared_bytes_ = std::max(shared_bytes_, decode_shared_bytes(*layer, limits_));
   return {};
 }
@@ -262,8 +262,8 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   out->driver_error_ = std::make_unique<DriverError>();
   if (out->backend_ == KVRT_BACKEND_CPU) {
     if (Status status = choose_decode_backend(&out->decode_path_); !status.ok()) return status;
-    for (const AppendPath& path : append_paths()) {
-      if (std::string_view(path.name) == out->decode_path_.name) out->append_path_ = path;
+    for (const WritePath& path : write_paths()) {
+      if (std::string_view(path.name) == out->decode_path_.name) out->write_path_ = path;
     }
   }
   out->plan_ = std::make_unique<Plan>(plan);
@@ -280,8 +280,8 @@ Status Context::make(const Plan& plan, const kvrt_device& device, const kvrt_lim
   return out->backend_ == KVRT_BACKEND_CUDA ? out->add_device() : Status();
 }
 
-const AppendPath* Context::append_path(const LayerContext& layer) const {
-  return append_path_.name && layer.layout.head_dim % 16 == 0 ? &append_path_ : nullptr;
+const WritePath* Context::write_path(const LayerContext& layer) const {
+  return write_path_.name && layer.layout.head_dim % 16 == 0 ? &write_path_ : nullptr;
 }
 
 const LayerContext* Context::find(int layer) const {

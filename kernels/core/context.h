@@ -14,8 +14,8 @@
 #include "kernels/core/device_layer.h"
 #include "kernels/core/plan.h"
 #include "kernels/read/decode_cpu.h"
-#include "kernels/write/append_path.h"
 #include "kernels/write/fake_quant_job.h"
+#include "kernels/write/write_path.h"
 
 namespace kvrt {
 
@@ -106,7 +106,7 @@ class Context {
   int device() const { return device_.index; }
   AttendHead attend() const { return decode_path_.attend; }  ///< of the cpu backend
   /// Null where the reference appends: on its backend, and where vectors do not divide a row.
-  const AppendPath* append_path(const LayerContext& layer) const;
+  const WritePath* write_path(const LayerContext& layer) const;
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
   /// The part of a workspace that one worker uses; behind all workers' parts comes the shared one. Workspaces start anywhere.
   std::int64_t worker_bytes() const { return worker_bytes_; }
@@ -121,7 +121,7 @@ class Context {
   kvrt_limits limits_ = {};
   kvrt_backend backend_ = KVRT_BACKEND_REF;
   DecodeBackend decode_path_ = {};
-  AppendPath append_path_ = {};
+  WritePath write_path_ = {};
   std::vector<LayerContext> layers_;
   std::vector<std::unique_ptr<RopeStorage>> ropes_;
   std::unique_ptr<Health[]> health_;

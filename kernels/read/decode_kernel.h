@@ -20,11 +20,6 @@ struct DecodeWork {
   std::int64_t chunk;
   int first_head;
 };
-template <int N>
-KVRT_DEVICE DecodeWork decode_work(const DecodeArgs& args) {
-  const int head_tiles = (args.n_query_heads + 8 * N - 1) / (8 * N), block = cuda::block_index();
-  return {block / head_tiles, block % head_tiles * (8 * N)};
-}
 
 /// D: width of the products; rows and outputs have args.head_dim <= D channels.
 template <class Keys, int D, int N>
@@ -306,11 +301,11 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, Sh
 }
 
 /// Fills the shared memory of a CTA; a barrier must follow.
-template <class Keys, class Shared>
-KVRT_DEVICE void share_segment(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, int k_channels, int v_channels, Shared& shared) {
+template <class Keys, int D, int N>
+KVRT_DEVICE void share_segment(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, DecodeShared<Keys, D, N>& shared) {
   const int thread = cuda::thread_index();
-  view_side(segment.k, k_channels, thread, kDecodeThreads, &shared.k);
-  view_side(segment.v, v_channels, thread, kDecodeThreads, &shared.v);
+  view_side(segment.k, D / 4, thread, kDecodeThreads, &shared.k);
+  view_side(segment.v, D / 8, thread, kDecodeThreads, &shared.v);
   Keys::prepare(args, segment, shared.keys);
   if (thread != 0) return;
   shared.work = work;
@@ -324,18 +319,44 @@ KVRT_DEVICE void share_segment(const DecodeArgs& args, const DecodeWork& work, c
   shared.page_shift = shift;
 }
 
-KVRT_DEVICE const float* queries_of(const DecodeArgs& args, std::int64_t row, int first_head) {
-  return args.q + (row * args.n_query_heads + first_head) * args.head_dim;
+/// What a CTA starts from.
+struct DecodeTask {
+  const DecodeChunk& chunk;
+  const Segment& segment;
+  int first_head;
+};
+/// Finds the CTA's task and fills its shared memory. A barrier stands behind.
+template <class Keys, int D, int N>
+KVRT_DEVICE DecodeTask start_task(const DecodeArgs& args, DecodeShared<Keys, D, N>& shared) {
+  const int head_tiles = (args.n_query_heads + 8 * N - 1) / (8 * N), block = cuda::block_index();
+  const DecodeWork work = {block / head_tiles, block % head_tiles * (8 * N)};
+  const DecodeChunk& chunk = args.chunks[work.chunk];
+  const Segment& segment = args.segments[chunk.segment];
+  share_segment(args, work, chunk, segment, shared);
+  cuda::block_barrier();
+  return {chunk, segment, work.first_head};
 }
 
+template <class Keys, class Shared, int N>
+KVRT_DEVICE void load_queries(const DecodeArgs& args, const DecodeTask& task, Shared& shared, typename Keys::template Query<N>& query) {
+  const float* const q = args.q + (task.chunk.row * std::int64_t{args.n_query_heads} + task.first_head) * args.head_dim;
+  Keys::template load<N>(shared.k, shared.keys, shared.query_memory(), q, args.n_query_heads - task.first_head, query);
+}
+
+/// The chunk's tiles, with scores that `query` leads to.
 template <class Keys, class Values, class Shared, int D, int N>
-KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, Shared& shared) {
-  typename Keys::template Query<N> query;
-  Keys::template load<N>(shared.k, shared.keys, shared.query_memory(), queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
+KVRT_DEVICE void attend(const DecodeArgs& args, const typename Keys::template Query<N>& query, Shared& shared) {
   RunningSoftmax<D, N> r;
   start_softmax(Values::kMayFold && Values::folds_scale(shared.v), r);
   decode_tiles<Keys, Values, Shared, D, N>(shared, query, r);
   merge_warps<Values, Shared, D, N>(args, r, shared);
+}
+
+template <class Keys, class Values, class Shared, int D, int N>
+KVRT_DEVICE void decode_chunk(const DecodeArgs& args, const DecodeTask& task, Shared& shared) {
+  typename Keys::template Query<N> query;
+  load_queries<Keys, Shared, N>(args, task, shared, query);
+  attend<Keys, Values, Shared, D, N>(args, query, shared);
 }
 
 KVRT_DEVICE bool is_exact_segment(const Segment& s) { return s.k.codec.format == Format::kBf16 && s.v.codec.format == Format::kBf16; }
@@ -345,16 +366,9 @@ template <class Keys, class Values, class ExactKeys, int D, int N>
 KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, N)) decode_kernel(const DecodeArgs args) {
   using Shared = DecodeShared<Keys, D, N>;
   KVRT_SHARED(Shared, shared);
-  const DecodeWork work = decode_work<N>(args);
-  const DecodeChunk& chunk = args.chunks[work.chunk];
-  const Segment& segment = args.segments[chunk.segment];
-  share_segment<Keys>(args, work, chunk, segment, D / 4, D / 8, shared);
-  cuda::block_barrier();
-  if (is_exact_segment(segment)) {
-    decode_chunk<ExactKeys, PlainValues<D, true, false>, Shared, D, N>(args, work, chunk, shared);
-  } else {
-    decode_chunk<Keys, Values, Shared, D, N>(args, work, chunk, shared);
-  }
+  const DecodeTask task = start_task(args, shared);
+  if (is_exact_segment(task.segment)) decode_chunk<ExactKeys, PlainValues<D, true, false>, Shared, D, N>(args, task, shared);
+  else decode_chunk<Keys, Values, Shared, D, N>(args, task, shared);
 }
 
 }  // namespace kvrt

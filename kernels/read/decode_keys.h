@@ -25,6 +25,16 @@ struct TilePlace {
 };
 struct NothingShared {};
 
+/// visit(n, i) for each score s[n][i] of a lane.
+template <int N, class Visit>
+KVRT_DEVICE void for_scores(Visit visit) {
+  KVRT_UNROLL
+  for (int n = 0; n < N; ++n) {
+    KVRT_UNROLL
+    for (int i = 0; i < 4; ++i) visit(n, i);
+  }
+}
+
 /// Tiles that a warp takes one after the other before it passes those of the other warps: a page, where to enter one costs.
 template <class Keys>
 inline constexpr int kVisitTiles = 1;
@@ -84,25 +94,32 @@ struct KeyTile {
   }
 };
 
+/// What keys stored after RoPE share. Keys: the type itself, with channel(quad, step, reg, half) and bias(step, reg) of its operands.
+template <class Keys, int D>
+struct PostRopeKeys {
+  using Shared = NothingShared;
+  template <int N>
+  using Query = QueryFragments<D, N>;
+  KVRT_DEVICE static void prepare(const DecodeArgs&, const Segment&, Shared&) {}
+  template <int N>
+  KVRT_DEVICE static void load(const SideView& view, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
+    load_query<Keys>(view, memory, q, n_heads, query);
+  }
+  template <int N>
+  KVRT_DEVICE static float add(const Query<N>& query, int n, int j) { return query.column(Column::kAdd, n, j); }
+};
+
 /// Post-RoPE keys of any coded family. kIsPadded: head_dim may be less than D, and token groups of any size.
 template <class Codes, int D, bool kIsPadded>
-struct CodedKeys {
+struct CodedKeys : PostRopeKeys<CodedKeys<Codes, D, kIsPadded>, D> {
   static constexpr bool kIsBf16 = false, kOwnFragments = Codes::kHasChannelGroups;
-  using Shared = NothingShared;
   template <int N>
   using Query = QueryFragments<D, N>;
   KVRT_DEVICE static int channel(int quad, int step, int reg, int half) { return quad * (D / 4) + Codes::channel(step, reg, half); }
   KVRT_DEVICE static constexpr float bias(int step, int reg) { return Codes::bias(step, reg); }
-  KVRT_DEVICE static void prepare(const DecodeArgs&, const Segment&, Shared&) {}
-  template <int N>
-  KVRT_DEVICE static void load(const SideView& view, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
-    load_query<CodedKeys>(view, memory, q, n_heads, query);
-  }
-  template <int N>
-  KVRT_DEVICE static float add(const Query<N>& query, int n, int j) { return query.column(Column::kAdd, n, j); }
 
   template <int N>
-  KVRT_DEVICE static void score(const SideView& view, const Shared&, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
+  KVRT_DEVICE static void score(const SideView& view, const NothingShared&, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
     const int lane = cuda::lane_index(), quad = lane % 4, row = place.slot + lane / 4;
     KeyTile<Codes> tile;
     tile.load(view, place.k, row, quad);
@@ -126,11 +143,7 @@ struct CodedKeys {
       const std::uint8_t* const params = channel_params(view, place.k, place.slot);
       if (cuda::reread(query.warp->group) != params) scale_query<CodedKeys, Codes>(view, params, query);
       add_codes<N>(tile, quad, query, s, [&](int n, int step, std::uint32_t (&b)[2]) { cuda::reread_pair(query.fragment(n, step), b); });
-      KVRT_UNROLL
-      for (int n = 0; n < N; ++n) {
-        KVRT_UNROLL
-        for (int i = 0; i < 4; ++i) s[n][i] = query.column(Column::kScale, n, i % 2) * s[n][i] + query.column(Column::kLo, n, i % 2);
-      }
+      for_scores<N>([&](int n, int i) { s[n][i] = query.column(Column::kScale, n, i % 2) * s[n][i] + query.column(Column::kLo, n, i % 2); });
       return;
     }
     // token.g<N>: scales differ along the row; the values themselves, in fp16.
@@ -170,11 +183,7 @@ struct CodedKeys {
   /// operand(n, step, b) gives operand B.
   template <int N, class Operand>
   KVRT_DEVICE static void add_codes(const KeyTile<Codes>& tile, int quad, const Query<N>& query, float (&s)[N][4], Operand operand) {
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] = query.column(Column::kStart, n, i % 2);
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] = query.column(Column::kStart, n, i % 2); });
     KVRT_UNROLL
     for (int step = 0; step < D / 16; ++step) {
       std::uint32_t a[4];
@@ -190,11 +199,7 @@ struct CodedKeys {
   /// pairs_of(step, reg, p) gives the parameters of both rows.
   template <int N, class PairsOf>
   KVRT_DEVICE static void add_values(const KeyTile<Codes>& tile, std::uint32_t minus_zero, int quad, const Query<N>& query, float (&s)[N][4], PairsOf pairs_of) {
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] = 0;
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] = 0; });
     KVRT_UNROLL
     for (int step = 0; step < D / 16; ++step) {
       std::uint32_t a[4];
@@ -208,42 +213,26 @@ struct CodedKeys {
       KVRT_UNROLL
       for (int n = 0; n < N; ++n) cuda::mma_f16(s[n], a, query.b[n][step]);
     }
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] *= undo_value_factor<Codes>() * query.column(Column::kScale, n, i % 2);
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] *= undo_value_factor<Codes>() * query.column(Column::kScale, n, i % 2); });
   }
 };
 
 /// bf16 or fp16 rows. Quad lane q reads 16 bytes at 64 j + 16 q: channels 32 j + 8 q .. + 7, two steps of 4.
 template <int D, bool IsBf16, bool kIsPadded>
-struct PlainKeys {
+struct PlainKeys : PostRopeKeys<PlainKeys<D, IsBf16, kIsPadded>, D> {
   static constexpr bool kIsBf16 = IsBf16, kOwnFragments = false;
-  using Shared = NothingShared;
   template <int N>
   using Query = QueryFragments<D, N>;
   KVRT_DEVICE static int channel(int quad, int step, int reg, int half) {
     return 32 * (step / 2) + 8 * quad + 4 * (step % 2) + 2 * reg + half;
   }
   KVRT_DEVICE static constexpr float bias(int, int) { return 0.0f; }
-  KVRT_DEVICE static void prepare(const DecodeArgs&, const Segment&, Shared&) {}
-  template <int N>
-  KVRT_DEVICE static void load(const SideView& view, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
-    load_query<PlainKeys>(view, memory, q, n_heads, query);
-  }
-  template <int N>
-  KVRT_DEVICE static float add(const Query<N>& query, int n, int j) { return query.column(Column::kAdd, n, j); }
 
   template <int N>
-  KVRT_DEVICE static void score(const SideView& view, const Shared&, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
+  KVRT_DEVICE static void score(const SideView& view, const NothingShared&, const TilePlace& place, const Query<N>& query, float (&s)[N][4]) {
     const int lane = cuda::lane_index(), quad = lane % 4, row = place.slot + lane / 4;
     const int row_words = kIsPadded ? cuda::reread(view.row_words) : D / 2;
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] = 0;
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] = 0; });
     KVRT_UNROLL
     for (int piece = 0; piece < D / 32; ++piece) {
       std::uint32_t words[2][4];
@@ -259,11 +248,7 @@ struct PlainKeys {
         }
       }
     }
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] *= query.column(Column::kScale, n, i % 2);
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] *= query.column(Column::kScale, n, i % 2); });
   }
 };
 

@@ -36,6 +36,12 @@ KVRT_HOST_DEVICE constexpr std::size_t pre_table_bytes(int head_dim, int n_offse
 KVRT_HOST_DEVICE constexpr std::size_t pre_shared_bytes(int head_dim, int head_tiles, int n_offsets) {
   return pre_table_bytes(head_dim, n_offsets) + static_cast<std::size_t>(head_dim) * 16 * static_cast<std::size_t>(head_tiles * kDecodeWarps);
 }
+/// Two registers that one instruction moves.
+KVRT_DEVICE std::uint64_t two_words(std::uint32_t low, std::uint32_t high) { return low | static_cast<std::uint64_t>(high) << 32; }
+KVRT_DEVICE void split_words(std::uint64_t both, std::uint32_t* low, std::uint32_t* high) {
+  *low = static_cast<std::uint32_t>(both), *high = static_cast<std::uint32_t>(both >> 32);
+}
+
 /// Of one offset, of lane pairs i and i + 1, i even: fp16 cosines of both halves, sines above them.
 struct alignas(16) OffsetFactors {
   std::uint64_t pair[2];
@@ -48,16 +54,33 @@ KVRT_DEVICE int table_index(int offset, int i, int quad) {
 }
 
 /// Guard of the head whose lanes call, and the scales 1 / guard of the heads whose scores a lane gets.
-KVRT_DEVICE float head_guard(const float* head, bool is_head, int dim, float (&scale)[2]) {
+template <int D>
+KVRT_DEVICE float head_guard(const float* head, bool is_head, float (&scale)[2]) {
   const int quad = cuda::lane_index() % 4;
   float largest = 0;
-  for (int c = quad; c < dim; c += 4) largest = fmaxf(largest, is_head ? fabsf(cuda::load(head + c)) : 0.0f);
-  largest = fmaxf(largest, cuda::shuffle_xor(largest, 1));
-  largest = fmaxf(largest, cuda::shuffle_xor(largest, 2));
-  const float guard = query_guard(largest), inverse = inverse_of_power(guard);
+  for (int c = quad; c < D; c += 4) largest = fmaxf(largest, is_head ? fabsf(cuda::load(head + c)) : 0.0f);
+  const float guard = query_guard(quad_max(largest)), inverse = inverse_of_power(guard);
   KVRT_UNROLL
   for (int j = 0; j < 2; ++j) scale[j] = cuda::shuffle(inverse, 4 * (2 * quad + j));
   return guard;
+}
+
+/// The queries of a CTA to memory.scratch, [N][D / 16][lane]: piece i of a head is make(i, value), value(c): channel c times the guard.
+/// Heads beyond G are zero. Every warp finds the guards and makes its part of the pieces; a barrier stands behind.
+template <class Piece, int D, int N, class Make>
+KVRT_DEVICE const Piece* share_queries(const QueryMemory& memory, const float* q, int n_heads, float (&scale)[N][2], Make make) {
+  const int lane = cuda::lane_index(), g = lane / 4;
+  auto* const out = reinterpret_cast<Piece*>(memory.scratch);
+  KVRT_UNROLL
+  for (int n = 0; n < N; ++n) {
+    const bool is_head = 8 * n + g < n_heads;
+    const float* const head = q + static_cast<std::int64_t>(is_head ? 8 * n + g : 0) * D;
+    const float guard = head_guard<D>(head, is_head, scale[n]);
+    const auto value = [&](int c) { return is_head ? cuda::load(head + c) * guard : 0.0f; };
+    for (int i = cuda::warp_index(); i < D / 16; i += kDecodeWarps) out[(n * (D / 16) + i) * cuda::kWarp + lane] = make(i, value);
+  }
+  cuda::block_barrier();
+  return out;
 }
 
 template <class Codes, int D, int Distance>
@@ -102,26 +125,13 @@ struct PreKeys {
     shared.by_channel = segment.k.codec.granularity != Granularity::kToken;
   }
 
-  /// Heads beyond G are zero. Every warp finds the guards; each writes its part of the queries to memory.scratch.
   template <int N>
-  KVRT_DEVICE static void load(const SideView& view, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
-    const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
-    auto* const out = reinterpret_cast<cuda::Words4*>(memory.scratch);
-    query.q = out;
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const bool is_head = 8 * n + g < n_heads;
-      const float* const head = q + static_cast<std::int64_t>(is_head ? 8 * n + g : 0) * D;
-      const float guard = head_guard(head, is_head, D, query.scale[n]);
-      for (int i = cuda::warp_index(); i < kPairs; i += kDecodeWarps) {
-        std::uint32_t w[4];
-        KVRT_UNROLL
-        for (int j = 0; j < 4; ++j) w[j] = f32_bits(is_head ? cuda::load(head + stored(quad, i, j / 2, j % 2)) * guard : 0.0f);
-        out[(n * kPairs + i) * cuda::kWarp + lane] = {w[0], w[1], w[2], w[3]};
-      }
-    }
-    cuda::block_barrier();
-    static_cast<void>(view);
+  KVRT_DEVICE static void load(const SideView&, const Shared&, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
+    const int quad = cuda::lane_index() % 4;
+    query.q = share_queries<cuda::Words4, D>(memory, q, n_heads, query.scale, [&](int i, auto value) {
+      const auto word = [&](int member, int half) { return f32_bits(value(stored(quad, i, member, half))); };
+      return cuda::Words4{word(0, 0), word(0, 1), word(1, 0), word(1, 1)};
+    });
   }
   template <int N>
   KVRT_DEVICE static float add(const Query<N>&, int, int) { return 0.0f; }
@@ -142,11 +152,7 @@ struct PreKeys {
       offset[r] = stored_offset < last ? stored_offset : last;  // of a dead slot: 255
     }
     if (cuda::reread(shared.block[cuda::warp_index()]) != block) enter_page(shared, header, block, query);
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] = 0;
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] = 0; });
     if (cuda::reread(shared.by_channel)) {
       const int channel_group = cuda::reread(view.channel_group), group = channel_group != 0 ? slot / channel_group : 0;
       if (cuda::reread(shared.group[cuda::warp_index()]) != group) enter_group(view, shared, block, group);
@@ -176,11 +182,7 @@ struct PreKeys {
         }
       });
     }
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] *= undo_value_factor<Codes>() * query.scale[n][i % 2];
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] *= undo_value_factor<Codes>() * query.scale[n][i % 2]; });
   }
 
  private:
@@ -222,8 +224,8 @@ struct PreKeys {
         if (i % 2 == 0) factors[r] = offsets[table_index<D>(offset[r], i, quad)];
         // One by one where the codes need the registers.
         const std::uint64_t both = Codes::kWords < 8 ? factors[r].pair[i % 2] : cuda::reread(offsets[table_index<D>(offset[r], i, quad)].pair[i % 2]);
-        const auto cosine = static_cast<std::uint32_t>(both), sine = static_cast<std::uint32_t>(both >> 32);
-        std::uint32_t v[2];
+        std::uint32_t cosine, sine, v[2];
+        split_words(both, &cosine, &sine);
         Pairs::codes(words[r], table, minus_zero, quad, i, v);
         KVRT_UNROLL
         for (int member = 0; member < 2; ++member) v[member] = cuda::fma_f16x2(v[member], scale[r][member], lo[r][member]);
@@ -232,8 +234,8 @@ struct PreKeys {
       }
       KVRT_UNROLL
       for (int n = 0; n < N; ++n) {
-        const std::uint64_t both = b[(n * kPairs + i) * cuda::kWarp];
-        const std::uint32_t operand[2] = {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)};
+        std::uint32_t operand[2];
+        split_words(b[(n * kPairs + i) * cuda::kWarp], &operand[0], &operand[1]);
         cuda::mma_f16(s[n], a, operand);
       }
     }
@@ -272,8 +274,7 @@ struct PreKeys {
           rotated[0][half] = first[half] * cosine[half] + second[half] * sine[half];
           rotated[1][half] = second[half] * cosine[half] - first[half] * sine[half];
         }
-        b[(n * kPairs + i) * cuda::kWarp] =
-            cuda::pack_f16(rotated[0][0], rotated[0][1]) | static_cast<std::uint64_t>(cuda::pack_f16(rotated[1][0], rotated[1][1])) << 32;
+        b[(n * kPairs + i) * cuda::kWarp] = two_words(cuda::pack_f16(rotated[0][0], rotated[0][1]), cuda::pack_f16(rotated[1][0], rotated[1][1]));
       }
     }
   }
@@ -322,7 +323,7 @@ struct PreKeys {
         cosine[half] = pair < 0 ? 1.0f : cuda::load(fine + pair);
         sine[half] = pair < 0 ? 0.0f : cuda::load(fine + rope.n_pairs + pair);
       }
-      factors.pair[j] = cuda::pack_f16(cosine[0], cosine[1]) | static_cast<std::uint64_t>(cuda::pack_f16(sine[0], sine[1])) << 32;
+      factors.pair[j] = two_words(cuda::pack_f16(cosine[0], cosine[1]), cuda::pack_f16(sine[0], sine[1]));
     }
     static_cast<OffsetFactors*>(cuda::dynamic_shared())[table_index<D>(offset, i, quad)] = factors;
   }

@@ -38,23 +38,12 @@ struct PreExactKeys {
 
   template <int N>
   KVRT_DEVICE static void load(const SideView&, const PreShared<D>& shared, const QueryMemory& memory, const float* q, int n_heads, Query<N>& query) {
-    const int lane = cuda::lane_index(), g = lane / 4, quad = lane % 4;
-    auto* const b = reinterpret_cast<std::uint64_t*>(memory.scratch);
-    query.b = b;
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const bool is_head = 8 * n + g < n_heads;
-      const float* const head = q + static_cast<std::int64_t>(is_head ? 8 * n + g : 0) * D;
-      const float guard = head_guard(head, is_head, D, query.scale[n]);
-      for (int i = cuda::warp_index(); i < D / 16; i += kDecodeWarps) {
-        const ExactPiece piece = exact_piece<D>(shared.rope, quad, i);
-        float x[4];
-        KVRT_UNROLL
-        for (int j = 0; j < 4; ++j) x[j] = is_head ? cuda::load(head + (j < 2 ? piece.first : piece.second) + j % 2) * guard : 0.0f;
-        b[(n * (D / 16) + i) * cuda::kWarp + lane] = cuda::pack_bf16(x[0], x[1]) | static_cast<std::uint64_t>(cuda::pack_bf16(x[2], x[3])) << 32;
-      }
-    }
-    cuda::block_barrier();
+    const int quad = cuda::lane_index() % 4;
+    query.b = share_queries<std::uint64_t, D>(memory, q, n_heads, query.scale, [&](int i, auto value) {
+      const ExactPiece piece = exact_piece<D>(shared.rope, quad, i);
+      const auto word = [&](int c) { return cuda::pack_bf16(value(c), value(c + 1)); };
+      return two_words(word(piece.first), word(piece.second));
+    });
   }
   template <int N>
   KVRT_DEVICE static float add(const Query<N>&, int, int) { return 0.0f; }
@@ -68,11 +57,7 @@ struct PreExactKeys {
     std::int64_t position[2];
     KVRT_UNROLL
     for (int r = 0; r < 2; ++r) position[r] = slot_position(shared, header, slot + g + 8 * r);
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] = 0;
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] = 0; });
     KVRT_UNROLL_BY(1)
     for (int i = 0; i < D / 16; ++i) {
       const ExactPiece piece = exact_piece<D>(shared.rope, quad, i);
@@ -85,16 +70,12 @@ struct PreExactKeys {
       }
       KVRT_UNROLL
       for (int n = 0; n < N; ++n) {
-        const std::uint64_t both = query.b[(n * (D / 16) + i) * cuda::kWarp + lane];
-        const std::uint32_t operand[2] = {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)};
+        std::uint32_t operand[2];
+        split_words(query.b[(n * (D / 16) + i) * cuda::kWarp + lane], &operand[0], &operand[1]);
         cuda::mma_bf16(s[n], a, operand);
       }
     }
-    KVRT_UNROLL
-    for (int n = 0; n < N; ++n) {
-      KVRT_UNROLL
-      for (int i = 0; i < 4; ++i) s[n][i] *= query.scale[n][i % 2];
-    }
+    for_scores<N>([&](int n, int i) { s[n][i] *= query.scale[n][i % 2]; });
   }
 
  private:

@@ -11,10 +11,10 @@ KVRT_DEVICE float* block_scores(const DecodeArgs& args) {
   return args.scores + static_cast<std::int64_t>(cuda::block_index()) * args.max_chunk_tiles * (4 * cuda::kWarp) + 4 * cuda::lane_index();
 }
 
-template <class Keys, int D, class Shared>
-KVRT_DEVICE void score_chunk(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, Shared& shared) {
+template <class Keys, class Shared>
+KVRT_DEVICE void score_chunk(const DecodeArgs& args, const DecodeTask& task, Shared& shared) {
   typename Keys::template Query<1> query;
-  Keys::template load<1>(shared.k, shared.keys, shared.query_memory(), queries_of(args, chunk.row, work.first_head), args.n_query_heads - work.first_head, query);
+  load_queries<Keys, Shared, 1>(args, task, shared, query);
   const int begin = shared.tile_begin, end = shared.tile_end;
   float* const scores = block_scores(args);
   for (int tile = first_tile<Keys, 1>(begin); tile < end; tile = next_tile<Keys, 1>(tile, begin)) {
@@ -31,13 +31,9 @@ template <class Keys, class ExactKeys, int D>
 KVRT_KERNEL(kDecodeThreads, D <= 128 ? 4 : 2) score_kernel(const DecodeArgs args) {
   using Shared = DecodeShared<Keys, D, 1>;
   KVRT_SHARED(Shared, shared);
-  const DecodeWork work = decode_work<1>(args);
-  const DecodeChunk& chunk = args.chunks[work.chunk];
-  const Segment& segment = args.segments[chunk.segment];
-  share_segment<Keys>(args, work, chunk, segment, D / 4, D / 8, shared);
-  cuda::block_barrier();
-  if (segment.k.codec.format == Format::kBf16) score_chunk<ExactKeys, D>(args, work, chunk, shared);
-  else score_chunk<Keys, D>(args, work, chunk, shared);
+  const DecodeTask task = start_task(args, shared);
+  if (task.segment.k.codec.format == Format::kBf16) score_chunk<ExactKeys>(args, task, shared);
+  else score_chunk<Keys>(args, task, shared);
 }
 
 /// Scores of the first pass in the place of keys.
@@ -61,23 +57,14 @@ struct StoredScores {
 
 template <class Values, int D, class Shared>
 KVRT_DEVICE void pv_chunk(const DecodeArgs& args, Shared& shared) {
-  const StoredScores::Query<1> query{block_scores(args), shared.tile_begin};
-  RunningSoftmax<D, 1> r;
-  start_softmax(Values::kMayFold && Values::folds_scale(shared.v), r);
-  decode_tiles<StoredScores, Values, Shared, D, 1>(shared, query, r);
-  merge_warps<Values, Shared, D, 1>(args, r, shared);
+  attend<StoredScores, Values, Shared, D, 1>(args, {block_scores(args), shared.tile_begin}, shared);
 }
 
 template <class Values, class ExactValues, int D>
 KVRT_KERNEL(kDecodeThreads, decode_min_blocks(D, 1)) pv_kernel(const DecodeArgs args) {
   using Shared = DecodeShared<StoredScores, D, 1>;
   KVRT_SHARED(Shared, shared);
-  const DecodeWork work = decode_work<1>(args);
-  const DecodeChunk& chunk = args.chunks[work.chunk];
-  const Segment& segment = args.segments[chunk.segment];
-  share_segment<StoredScores>(args, work, chunk, segment, D / 4, D / 8, shared);
-  cuda::block_barrier();
-  if (segment.v.codec.format == Format::kBf16) pv_chunk<ExactValues, D>(args, shared);
+  if (start_task(args, shared).segment.v.codec.format == Format::kBf16) pv_chunk<ExactValues, D>(args, shared);
   else pv_chunk<Values, D>(args, shared);
 }
 

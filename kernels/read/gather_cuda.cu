@@ -9,8 +9,6 @@
 namespace kvrt {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / cuda::kWarp;
-
 /// Where a row's bytes are.
 struct RowPlace {
   const PageCodec* codec;
@@ -39,14 +37,11 @@ KVRT_DEVICE RowPlace place_row(const GatherArgs& args, std::int64_t token, int h
   return p;
 }
 
-KVRT_KERNEL(kThreads, 4) gather_kernel(const GatherArgs args) {
-  struct Shared {
-    WarpRows rows[kWarps];
-  };
-  KVRT_SHARED(Shared, shared);
-  WarpRows& rows = shared.rows[cuda::warp_index()];
-  const std::int64_t i = static_cast<std::int64_t>(cuda::block_index()) * kWarps + cuda::warp_index();
+KVRT_KERNEL(kRowThreads, 4) gather_kernel(const GatherArgs args) {
+  KVRT_SHARED(PerWarp<WarpRows>, shared);
+  const std::int64_t i = warp_in_grid();
   if (i >= args.n_rows) return;
+  WarpRows& rows = shared.mine();
   const DeviceLayer& layer = *args.layer;
   const std::int64_t row = args.first_row + i, token = row / args.n_heads;
   const int head = static_cast<int>(row % args.n_heads), lane = cuda::lane_index(), width = layer.head_dim;
@@ -69,6 +64,6 @@ KVRT_KERNEL(kThreads, 4) gather_kernel(const GatherArgs args) {
 
 }  // namespace
 
-Status gather_cuda(const GatherArgs& args, void* stream) { return cuda::launch(&gather_kernel, (args.n_rows + kWarps - 1) / kWarps, kThreads, args, stream); }
+Status gather_cuda(const GatherArgs& args, void* stream) { return launch_warps(&gather_kernel, args.n_rows, args, stream); }
 
 }  // namespace kvrt

@@ -8,8 +8,6 @@
 namespace kvrt {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / cuda::kWarp;
-
 KVRT_DEVICE void fill_side(const PrepareArgs& args, int side, int head, bool is_base, SegmentSide* out) {
   const DeviceUnit& unit = args.layer->units[side];
   const PoolSide& pool = args.pools[side];
@@ -85,26 +83,21 @@ KVRT_DEVICE void rotate_query(const PrepareArgs& args, std::int64_t i, WarpRows&
   for (int p = lane; p < width; p += cuda::kWarp) cuda::store(base + stored_position(spread, width, p), rows.y[p]);
 }
 
-KVRT_KERNEL(kThreads, 4) prepare_kernel(const PrepareArgs args) {
-  struct Shared {
-    WarpRows rows[kWarps];
-  };
-  KVRT_SHARED(Shared, shared);
-  const std::int64_t n_plan_blocks = (args.n_rows + kWarps - 1) / kWarps;
-  std::int64_t i = static_cast<std::int64_t>(cuda::block_index()) * kWarps + cuda::warp_index();
+KVRT_KERNEL(kRowThreads, 4) prepare_kernel(const PrepareArgs args) {
+  KVRT_SHARED(PerWarp<WarpRows>, shared);
+  const std::int64_t i = warp_in_grid(), n_plan_blocks = row_blocks(args.n_rows);
   if (cuda::block_index() < n_plan_blocks) {
     if (i < args.n_rows) plan_row(args, i);
     return;
   }
-  i -= n_plan_blocks * kWarps;
-  if (i < args.n_rows * args.group) rotate_query(args, i, shared.rows[cuda::warp_index()]);
+  const std::int64_t query = i - n_plan_blocks * kRowWarps;
+  if (query < args.n_rows * args.group) rotate_query(args, query, shared.mine());
 }
 
 }  // namespace
 
 Status prepare_cuda(const PrepareArgs& args, void* stream) {
-  const std::int64_t n_blocks = (args.n_rows + kWarps - 1) / kWarps + (args.n_rows * args.group + kWarps - 1) / kWarps;
-  return cuda::launch(&prepare_kernel, n_blocks, kThreads, args, stream);
+  return cuda::launch(&prepare_kernel, row_blocks(args.n_rows) + row_blocks(args.n_rows * args.group), kRowThreads, args, stream);
 }
 
 }  // namespace kvrt

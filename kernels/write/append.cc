@@ -24,7 +24,7 @@ Status append(const Call& call, const kvrt_batch& batch, const kvrt_qkv* qkv, co
   if (Status status = check_qkv(call, *qkv); !status.ok()) return status;
   if (call.on_device()) return keep_driver_error(*call.context, append_on_device(call, batch, *qkv, pools, stream));
   const std::int64_t heads = call.n_heads();
-  const AppendPath* const path = call.context->append_path(*call.layer);
+  const WritePath* const path = call.context->write_path(*call.layer);
   for_each(call.context->limits(), batch.n_seqs * heads, [&](std::int64_t i, std::int32_t worker) {
     const Sequence sequence = sequence_of(batch, i / heads);
     EncodeCounters counters[KVRT_SIDES];

@@ -59,13 +59,10 @@ KVRT_DEVICE void write_exact(const AppendArgs& args, std::int64_t i, WarpRows& r
 }
 
 template <bool HasOutliers>
-KVRT_KERNEL(kAppendThreads, 4) append_kernel(const Launch launch) {
-  struct Shared {
-    WarpRows rows[kAppendWarps];
-  };
-  KVRT_SHARED(Shared, shared);
-  WarpRows& rows = shared.rows[cuda::warp_index()];
-  const std::int64_t i = static_cast<std::int64_t>(cuda::block_index()) * kAppendWarps + cuda::warp_index();
+KVRT_KERNEL(kRowThreads, 4) append_kernel(const Launch launch) {
+  KVRT_SHARED(PerWarp<WarpRows>, shared);
+  WarpRows& rows = shared.mine();
+  const std::int64_t i = warp_in_grid();
   if (i < launch.n_encoded) encode_leaving<HasOutliers>(launch.args, i, rows);
   else if (i < launch.n_encoded + launch.n_written) write_exact(launch.args, i - launch.n_encoded, rows);
 }
@@ -77,9 +74,8 @@ Status append_cuda(const AppendArgs& args, const AppendWork& work, void* stream)
   const int n_heads = args.n_heads, n_sides = (args.steps[KVRT_K] == 1) + (args.steps[KVRT_V] == 1);
   if (work.encodes) launch.n_encoded = args.n_coded * n_sides * n_heads;
   if (work.writes) launch.n_written = args.n_rows * KVRT_SIDES * n_heads;
-  const std::int64_t n_blocks = (launch.n_encoded + launch.n_written + kAppendWarps - 1) / kAppendWarps;
-  return args.has_outliers && launch.n_encoded > 0 ? cuda::launch(&append_kernel<true>, n_blocks, kAppendThreads, launch, stream)
-                                                   : cuda::launch(&append_kernel<false>, n_blocks, kAppendThreads, launch, stream);
+  const auto kernel = args.has_outliers && launch.n_encoded > 0 ? &append_kernel<true> : &append_kernel<false>;
+  return launch_warps(kernel, launch.n_encoded + launch.n_written, launch, stream);
 }
 
 }  // namespace kvrt

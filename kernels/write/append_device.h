@@ -8,9 +8,6 @@
 
 namespace kvrt {
 
-inline constexpr int kAppendThreads = 128;
-inline constexpr int kAppendWarps = kAppendThreads / cuda::kWarp;
-
 /// Last sequence s whose key(s) is at most `at`. key: ascending, key(0) <= at.
 template <class Key>
 KVRT_DEVICE std::int64_t find_sequence(std::int64_t n, std::int64_t at, Key key) {

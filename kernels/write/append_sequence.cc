@@ -38,7 +38,7 @@ std::int64_t lay_out(const LayerContext& layer, void* base, Scratch* s) {
 struct Writer {
   const LayerContext& layer;
   const UnitContext& unit;
-  const AppendPath& path;
+  const WritePath& path;
   const Sequence& sequence;
   int head;
   IntakeRows in;
@@ -127,7 +127,7 @@ std::int64_t append_scratch_bytes(const LayerContext& layer) {
   return lay_out(layer, nullptr, &s);
 }
 
-void append_sequence(const LayerContext& layer, const AppendPath& path, const Sequence& sequence, int head, const kvrt_qkv& qkv, const kvrt_pools& pools,
+void append_sequence(const LayerContext& layer, const WritePath& path, const Sequence& sequence, int head, const kvrt_qkv& qkv, const kvrt_pools& pools,
                      void* scratch, EncodeCounters counters[KVRT_SIDES], std::int64_t* n_coded) {
   if (sequence.n_rows == 0) return;
   Scratch s;

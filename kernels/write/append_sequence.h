@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernels/core/sequence.h"
-#include "kernels/write/append_path.h"
+#include "kernels/write/write_path.h"
 
 namespace kvrt {
 
@@ -13,7 +13,7 @@ namespace kvrt {
 std::int64_t append_scratch_bytes(const LayerContext& layer);
 
 /// Arguments as of append_reference(). Requires: a checked call, head_dim a multiple of 16; does not allocate or throw.
-void append_sequence(const LayerContext& layer, const AppendPath& path, const Sequence& sequence, int head, const kvrt_qkv& qkv, const kvrt_pools& pools,
+void append_sequence(const LayerContext& layer, const WritePath& path, const Sequence& sequence, int head, const kvrt_qkv& qkv, const kvrt_pools& pools,
                      void* scratch, EncodeCounters counters[KVRT_SIDES], std::int64_t* n_coded);
 
 }  // namespace kvrt

@@ -4,8 +4,8 @@
 // No std:: and no shared inline function may be called here, as in fake_quant_lanes.h.
 
 #include "kernels/cpu/pack.h"
-#include "kernels/write/append_path.h"
 #include "kernels/write/fake_quant_lanes.h"
+#include "kernels/write/write_path.h"
 
 namespace kvrt {
 namespace {
@@ -20,12 +20,9 @@ struct SymmetricCodes : SymmetricGrid {};
 template <class V>
 KVRT_INLINE V result_of(const SymmetricCodes& grid, V level, V, V) { return level + (grid.m + 1.0f); }
 
-/// The number of midpoints below y: nearest_entry() of codec/codebook.h.
 template <class V>
 KVRT_INLINE V index_of(const Codebook& book, V y) {
-  V index = splat<V>(0.0f);
-  for (int i = 0; i + 1 < book.size; ++i) index = y > book.midpoints[i] ? index + 1.0f : index;
-  return index;
+  return of_nearest(book, y, [](int i) { return static_cast<float>(i); });
 }
 struct CodebookCodes {
   const Codebook* book;
@@ -214,6 +211,8 @@ static void store_bf16_row(const float* x, int d, std::uint8_t* out) {  // x: bf
 static void load_bf16_row(const std::uint8_t* bytes, int d, float* out) {
   for_lanes(d, [&](auto tag, int i) { store(out + i, load_16bit<decltype(tag)>(bytes + 2 * i, false)); });
 }
+
+static WritePath lanes_path(const char* name) { return {name, fake_quant_run, take_rows, store_bf16_row, load_bf16_row, encode_rows}; }
 
 }  // namespace
 }  // namespace kvrt

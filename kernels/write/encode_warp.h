@@ -9,6 +9,28 @@
 
 namespace kvrt {
 
+/// CTAs of the kernels whose warps work on rows.
+inline constexpr int kRowThreads = 128, kRowWarps = kRowThreads / cuda::kWarp;
+
+/// Shared memory of a CTA: what each warp has to itself.
+template <class T>
+struct PerWarp {
+  T of_warp[kRowWarps];
+  KVRT_DEVICE T& mine() { return of_warp[cuda::warp_index()]; }
+};
+
+/// Number of the calling warp in the launch.
+KVRT_DEVICE std::int64_t warp_in_grid() { return static_cast<std::int64_t>(cuda::block_index()) * kRowWarps + cuda::warp_index(); }
+
+/// CTAs that hold n_warps.
+KVRT_HOST_DEVICE constexpr std::int64_t row_blocks(std::int64_t n_warps) { return (n_warps + kRowWarps - 1) / kRowWarps; }
+
+/// Starts kernel(args) with at least n_warps warps.
+template <class Args>
+Status launch_warps(void (*kernel)(Args), std::int64_t n_warps, const Args& args, void* stream) {
+  return cuda::launch(kernel, row_blocks(n_warps), kRowThreads, args, stream);
+}
+
 /// Rows that one warp works on, in shared memory.
 struct WarpRows {
   float x[kMaxDeviceDim];      ///< in the model's coordinates

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "kernels/codec/page_codec.h"
-#include "kernels/core/isa.h"
-#include "kernels/write/fake_quant_job.h"
+#include "kernels/write/write_path.h"
 
 namespace kvrt {
 namespace {
@@ -221,19 +220,7 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
   return {};
 }
 
-std::vector<FakeQuantBackend> fake_quant_backends() {
-  std::vector<FakeQuantBackend> backends = {{kBaselineName, fake_quant_run_baseline}};
-#if defined(KVRT_X86_PATHS)
-  if (__builtin_cpu_supports("avx2")) backends.push_back({"avx2", fake_quant_run_avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    backends.push_back({"avx512", fake_quant_run_avx512});
-  }
-#endif
-  return backends;
-}
-
-Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend, FakeQuantCounters* counters) {
+Status fake_quant_on(const FakeQuantArgs& args, const WritePath& path, FakeQuantCounters* counters) {
   FakeQuantJob job;
   if (Status status = make_fake_quant_job(args, &job); !status.ok()) return status;
   if (job.n_tokens == 0) return {};
@@ -246,7 +233,7 @@ Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend,
     const StaticGrids grids = static_grids(job, head);
     std::vector<float> scratch(static_cast<std::size_t>(scratch_floats(job)));
     for (std::int64_t t = begin; t < end; t += run) {
-      backend.run(job, grids, head, t, static_cast<int>(std::min(run, end - t)), scratch.data(), &counts[static_cast<std::size_t>(i)]);
+      path.fake_quant(job, grids, head, t, static_cast<int>(std::min(run, end - t)), scratch.data(), &counts[static_cast<std::size_t>(i)]);
     }
   };
   if (args.parallel_for && *args.parallel_for) {
@@ -263,14 +250,14 @@ Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend,
 }
 
 Status fake_quant(const FakeQuantArgs& args, FakeQuantCounters* counters) {
-  const std::vector<FakeQuantBackend> backends = fake_quant_backends();
+  const std::vector<WritePath> paths = write_paths();
   const char* forced = std::getenv("KVRT_FORCE_BACKEND");
-  if (!forced || !*forced || std::string_view(forced) == "cpu") return fake_quant_on(args, backends.back(), counters);
+  if (!forced || !*forced || std::string_view(forced) == "cpu") return fake_quant_on(args, paths.back(), counters);
   if (std::string_view(forced) == "ref") return fake_quant_reference(args, counters);
   std::string names = "ref";
-  for (const FakeQuantBackend& b : backends) {
-    if (std::string_view(forced) == b.name) return fake_quant_on(args, b, counters);
-    names += std::string(" ") + b.name;
+  for (const WritePath& p : paths) {
+    if (std::string_view(forced) == p.name) return fake_quant_on(args, p, counters);
+    names += std::string(" ") + p.name;
   }
   return Status(Code::kUnsupported, "KVRT_FORCE_BACKEND is '" + std::string(forced) + "'; this CPU and build offer " + names);
 }

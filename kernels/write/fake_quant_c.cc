@@ -38,7 +38,7 @@ Status fake_quant_unit(const Call& call, kvrt_side side, int64_t n_tokens, const
     device.has_outliers = job.scheme.outlier_per_mille > 0, device.n_tokens = n_tokens, device.x = x, device.out = out;
     return keep_driver_error(*call.context, device.has_outliers && step > 1 ? with_pages(call, unit, device) : fake_quant_cuda(device, nullptr));
   }
-  const Status status = call.context->backend() == KVRT_BACKEND_REF ? fake_quant_reference(args) : fake_quant_on(args, fake_quant_backends().back(), nullptr);
+  const Status status = call.context->backend() == KVRT_BACKEND_REF ? fake_quant_reference(args) : fake_quant_on(args, write_paths().back(), nullptr);
   return status.ok() ? status : Status(status.code(), unit.name + ": " + status.text());
 }
 

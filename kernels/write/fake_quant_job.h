@@ -10,7 +10,7 @@
 
 namespace kvrt {
 
-/// Legend as in fake_quant.h. Independent pieces are (head, run of piece_tokens tokens).
+/// Legend as in fake_quant.h.
 struct FakeQuantJob {
   Scheme scheme;
   int bits = 16, group = 0, n_heads = 0, head_dim = 0;  ///< group: N, resolved
@@ -59,27 +59,11 @@ inline std::int64_t scratch_floats(const FakeQuantJob& job) {
   return (arrays * rows_per_run(job) + (job.ef_u ? 4 * kMaxLanes : 0)) * job.head_dim + 64;
 }
 
-/// One vector path: fake-quantises tokens [first, first + n) of one head. n <= rows_per_run, equal to N for channel groups.
-using FakeQuantRun = void (*)(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
-                              EncodeCounters* counters);
-void fake_quant_run_baseline(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
-                             EncodeCounters* counters);
-void fake_quant_run_avx2(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
-                         EncodeCounters* counters);
-void fake_quant_run_avx512(const FakeQuantJob& job, const StaticGrids& grids, int head, std::int64_t first, int n, float* scratch,
-                           EncodeCounters* counters);
-
-struct FakeQuantBackend {
-  const char* name;
-  FakeQuantRun run;
-};
-/// The vector paths that this build has and this CPU runs, widest last; the first is kBaselineName.
-std::vector<FakeQuantBackend> fake_quant_backends();
-
 /// Checks the call and resolves it. Codes: kArgument naming the argument, kUnsupported naming the part of the scheme.
 Status make_fake_quant_job(const FakeQuantArgs& args, FakeQuantJob* job);
 
-/// Runs a checked call on one path.
-Status fake_quant_on(const FakeQuantArgs& args, const FakeQuantBackend& backend, FakeQuantCounters* counters);
+/// fake_quant() on one path.
+struct WritePath;
+Status fake_quant_on(const FakeQuantArgs& args, const WritePath& path, FakeQuantCounters* counters);
 
 }  // namespace kvrt

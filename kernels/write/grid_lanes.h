@@ -29,12 +29,16 @@ struct SymmetricGrid {
   V value(V level, V scale, V) const { return level * scale; }
 };
 
-/// Entry of the codebook nearest to y.
+/// result(i) of the entry i of the codebook that is nearest to y: nearest_entry() of codec/codebook.h.
+template <class V, class Result>
+KVRT_INLINE V of_nearest(const Codebook& book, V y, Result result) {
+  V found = splat<V>(result(0));
+  for (int i = 0; i + 1 < book.size; ++i) found = y > book.midpoints[i] ? splat<V>(result(i + 1)) : found;
+  return found;
+}
 template <class V>
 KVRT_INLINE V nearest_of(const Codebook& book, V y) {
-  V entry = splat<V>(book.entries[0]);
-  for (int i = 0; i + 1 < book.size; ++i) entry = y > book.midpoints[i] ? splat<V>(book.entries[i + 1]) : entry;
-  return entry;
+  return of_nearest(book, y, [&](int i) { return book.entries[i]; });
 }
 struct CodebookGrid {
   const Codebook* book;

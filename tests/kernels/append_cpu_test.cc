@@ -4,8 +4,9 @@
 #include <limits>
 
 #include "kernels/codec/half.h"
-#include "kernels/write/append_path.h"
+#include "kernels/write/write_path.h"
 #include "tests/kernels/cache_fixture.h"
+#include "tests/kernels/schemes.h"
 
 namespace kvrt::testing {
 namespace {
@@ -80,7 +81,7 @@ void equals_reference(const CacheShape& shape, const std::vector<std::int64_t>& 
   const std::int64_t n = std::accumulate(calls.begin(), calls.end(), std::int64_t{0}), row = std::int64_t{shape.heads} * shape.width;
   const std::vector<float> k = mixed_rows(61, n, row, finite), v = mixed_rows(62, n, row, finite);
   const Appended reference = append_in(shape, KVRT_BACKEND_REF, std::vector<std::int64_t>(static_cast<std::size_t>(n), 1), k, v);
-  for (const AppendPath& path : append_paths()) {
+  for (const WritePath& path : write_paths()) {
     setenv("KVRT_FORCE_ISA", path.name, 1);
     expect_same(append_in(shape, KVRT_BACKEND_CPU, calls, k, v), reference, what + " " + path.name);
     unsetenv("KVRT_FORCE_ISA");
@@ -88,29 +89,13 @@ void equals_reference(const CacheShape& shape, const std::vector<std::int64_t>& 
   }
 }
 
-const char* const kKeySchemes[] = {
-    "bf16", "fp16", "bf16.pre", "fp16.pre", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.token.g", "fp8e5m2.token.g32", "fp8e5m2.head.pre", "int8.token.g",
-    "int4.token.g32", "int4.token.g16", "int3.token.g64", "int2.token.g32", "int8.channel.g32", "int4.channel.g64", "int3.channel.g64", "int2.channel.g32",
-    "int4.channel.g64.pre", "int3.channel.g32.pre", "int2.channel.g64.pre", "int4.channel.g128.pre", "int8.tensor", "int4.head", "int3.tensor",
-    "int8.channel.static.pre", "int4.channel.static", "sint8.token.g", "sint4.token.g32", "sint4.head", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",
-    "q8_0.had", "nuq4.token.g", "nuq3.token.g", "nuq3.channel.static.pre", "nuq2.token.g", "nuq4.token.g.ef", "lm4.token.g.had", "lm3.token.g", "lm3.token.g32",
-    "lm2.token.g.had", "nvfp4", "mxfp4", "int4.token.g32.center.had", "int4.token.g32.pre.center", "int4.token.g.smooth", "int4.token.g.pre.center.smooth",
-    "int4.token.g32.ef", "int3.channel.g64.pre.ef", "sint4.token.g.ef", "lm3.token.g.ef", "int4.channel.static.pre.ef", "int8.token.g.had",
-    "int3.channel.g32.center.had", "int4.token.g32.clip", "int3.channel.g64.pre.clip", "sint4.token.g.clip", "nuq4.token.g.clip",
-    "int4.token.g8.pre.pair", "int4.channel.g64.pre.pair", "int3.channel.g64.pre.out1", "int4.token.g32.out1", "int2.channel.g32.out2",
-    "int4.channel.static.pre.out1", "nuq3.token.g.out1", "nuq3.channel.static.pre.out1", "int4.token.g32.out1.ef", "int3.channel.g64.pre.out1.ef",
-    "int3.token.g64.out0.5", "int3.channel.g64.pre.clip.out1.pair"};
-
 class AppendCpu : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AppendCpu, BytesOfTheReference) {
   for (const int width : {64, 80, 96, 128}) {
     CacheShape shape;
     shape.k = GetParam(), shape.width = width;
-    Scheme s;
-    std::string error;
-    ASSERT_TRUE(parse_scheme(shape.k, &s, &error)) << error;
-    if (!check_shape(s, width, true).empty()) continue;
+    if (!fits(GetParam(), width)) continue;
     equals_reference(shape, {1, 2, 150, 1, 1, 70, 33});
     if (HasFatalFailure()) return;
   }
@@ -124,11 +109,7 @@ TEST_P(AppendCpu, BytesOfTheReference) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Schemes, AppendCpu, ::testing::ValuesIn(kKeySchemes), [](const auto& info) {
-  std::string name = info.param;
-  for (char& c : name) c = c == '.' ? '_' : c;
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Schemes, AppendCpu, ::testing::ValuesIn(kKeySchemes), [](const auto& info) { return test_name(info.param); });
 
 TEST(AppendCpu, ValuesAndPagesOfEverySize) {
   for (const char* v : {"int4.token.g32", "int3.token.g64.had", "int2.channel.g32", "lm3.token.g.had", "nuq4.token.g", "fp8e4m3.head", "q4_0", "bf16"}) {
@@ -188,7 +169,7 @@ TEST(AppendCpu, RowsOf16Bits) {
       x[static_cast<std::size_t>(i)] = dtype == KVRT_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
     const Appended expected = append_in(shape, KVRT_BACKEND_REF, {n}, x, x);
-    for (const AppendPath& path : append_paths()) {
+    for (const WritePath& path : write_paths()) {
       setenv("KVRT_FORCE_ISA", path.name, 1);
       Cache cache(shape);
       unsetenv("KVRT_FORCE_ISA");

@@ -4,19 +4,11 @@
 #include "kernels/codec/half.h"
 #include "kernels/core/layout.h"
 #include "tests/kernels/cache_fixture.h"
+#include "tests/kernels/schemes.h"
 
 namespace kvrt::testing {
 namespace {
 
-// Every format, granularity and modifier that this build offers, on a side that takes it.
-const char* const kKeySchemes[] = {
-    "bf16", "fp16", "bf16.pre", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.token.g", "fp8e5m2.token.g32", "int8.token.g", "int4.token.g32", "int3.token.g64",
-    "int2.token.g32", "int8.channel.g32", "int4.channel.g64", "int3.channel.g64", "int2.channel.g32", "int4.channel.g64.pre", "int3.channel.g32.pre",
-    "int2.channel.g64.pre", "int4.channel.g128.pre", "int8.tensor", "int4.head", "int8.channel.static.pre", "int4.channel.static", "sint8.token.g", "sint4.token.g32",
-    "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q8_0.had", "nuq4.token.g", "nuq3.channel.static.pre", "nuq2.token.g", "lm4.token.g.had", "lm3.token.g",
-    "lm2.token.g.had", "nvfp4", "mxfp4", "int4.token.g32.center.had", "int4.token.g32.pre.center", "int4.token.g.smooth", "int4.token.g.pre.center.smooth",
-    "int4.token.g32.ef", "int3.channel.g64.pre.ef", "int8.token.g.had", "int4.channel.g32.pre.out1.pair",
-    "int4.channel.static.pre.out1", "int8.tensor.out1", "fp8e4m3.token.g.clip", "int3.token.g32.clip.out2.pair", "int2.channel.g64.clip.out0.5.ef"};
 const char* const kValueSchemes[] = {"int4.token.g32", "int3.token.g64.had", "int2.token.g64.had", "fp8e4m3.head", "int4.channel.g32", "lm3.token.g.had",
                                      "int4.token.g32.center", "q4_0", "bf16", "int4.token.g.out1", "nuq3.token.g.clip.out1", "int3.channel.g64.out2", "int2.channel.g32.clip.out0.5.ef"};
 

@@ -12,22 +12,9 @@ namespace {
 constexpr std::int64_t kAlignment = 128;
 constexpr double kLog2e = 1.4426950408889634074;
 
-Scheme parse(const std::string& text) {
-  Scheme s;
-  std::string error;
-  if (!parse_scheme(text, &s, &error)) throw std::invalid_argument(text + ": " + error);
-  return s;
-}
-
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-std::int64_t params_bytes(const PageCodec& c) {
-  if (c.granularity == Granularity::kToken) return detail::param_stride(c.format) * static_cast<std::int64_t>(c.page_tokens) * (c.head_dim / c.group);
-  if (c.granularity == Granularity::kChannel) return static_cast<std::int64_t>(4) * (c.page_tokens / c.group) * c.head_dim;
-  return 0;
-}
 
 /// Slot of live token i.
 std::int64_t slot_of(const Segment& s, std::int64_t i) { return (s.first_slot + i) % s.n_slots; }
@@ -37,6 +24,19 @@ const std::uint8_t* block_of(const Segment& s, const SegmentSide& side, std::int
 }
 
 }  // namespace
+
+Scheme scheme_of(const std::string& text) {
+  Scheme s;
+  std::string error;
+  if (!parse_scheme(text, &s, &error)) throw std::invalid_argument(text + ": " + error);
+  return s;
+}
+
+std::int64_t params_bytes(const PageCodec& c) {
+  if (c.granularity == Granularity::kToken) return detail::param_stride(c.format) * std::int64_t{c.page_tokens} * (c.head_dim / c.group);
+  if (c.granularity == Granularity::kChannel) return std::int64_t{4} * (c.page_tokens / c.group) * c.head_dim;
+  return 0;
+}
 
 DecodeProblem::DecodeProblem(const DecodeSpec& spec) : spec_(spec) {
   for (std::size_t i = 0; i < spec_.sequences.size(); ++i) {
@@ -117,7 +117,7 @@ void DecodeProblem::add_segment(const SegmentSpec& s, int sequence) {
   segments_.resize(first_segment + index(heads), base);
   for (int h = 0; h < heads; ++h) segment_rows_.push_back(sequence * heads + h);
   for (int side = 0; side < 2; ++side) {
-    const Scheme scheme = parse(schemes[side]);
+    const Scheme scheme = scheme_of(schemes[side]);
     PageCodec codec = make_page_codec(scheme, code_bits(scheme.format), dim, s.page_tokens);
     add_constants(s, side, &codec);
     const float* const mean = s.is_centred ? means_.back().data() : nullptr;
@@ -262,25 +262,12 @@ std::vector<DecodeProblem::Region> DecodeProblem::regions() const {
 }
 
 double DecodeProblem::worst_ratio(const DecodeResult& result) const {
-  double worst = 0;
-  for (std::size_t i = 0; i < result.out.size(); ++i) {
-    const double error = std::fabs(result.out[i] - reference_.out[i]);
-    if (!std::isfinite(error)) return INFINITY;
-    if (error > 0) worst = std::max(worst, error / reference_.tolerance[i]);
-  }
-  return worst;
+  return testing::worst_ratio(result.out, reference_.out, [&](std::size_t i) { return reference_.tolerance[i]; });
 }
 
 double DecodeProblem::worst_log_sum_exp_ratio(const DecodeResult& result) const {
-  double worst = 0;
-  for (std::size_t i = 0; i < result.log_sum_exp.size(); ++i) {
-    const double expected = reference_.log_sum_exp[i], got = result.log_sum_exp[i];
-    if (std::isinf(expected) && got == expected) continue;
-    const double error = std::fabs(got - expected);
-    if (!std::isfinite(error)) return INFINITY;
-    worst = std::max(worst, error / (16 * unit_roundoff_ * (1 + std::fabs(expected))));
-  }
-  return worst;
+  return testing::worst_ratio(result.log_sum_exp, reference_.log_sum_exp,
+                              [&](std::size_t i) { return 16 * unit_roundoff_ * (1 + std::fabs(reference_.log_sum_exp[i])); });
 }
 
 }  // namespace kvrt::testing

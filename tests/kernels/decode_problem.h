@@ -2,6 +2,8 @@
 // One decode problem: pages written by the normative codec into buffers that start as 0xFF, queries, and the double reference with the
 // error allowed against it (KERNELS.md 7). Shared by the executor's tests and by the check on a GPU: standard library only.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,6 +11,24 @@
 #include "kernels/read/decode_cuda.h"
 
 namespace kvrt::testing {
+
+/// Throws std::invalid_argument.
+Scheme scheme_of(const std::string& text);
+/// Of a head block.
+std::int64_t params_bytes(const PageCodec& codec);
+
+/// Largest |got - expected| / tolerance(i); NaN counts as infinite.
+template <class Tolerance>
+double worst_ratio(const std::vector<float>& got, const std::vector<double>& expected, Tolerance tolerance) {
+  double worst = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == expected[i]) continue;
+    const double error = std::fabs(got[i] - expected[i]);
+    if (!std::isfinite(error)) return INFINITY;
+    worst = std::max(worst, error / tolerance(i));
+  }
+  return worst;
+}
 
 /// A segment to fill: `ring` segments start in the middle of their slots and wrap.
 struct SegmentSpec {

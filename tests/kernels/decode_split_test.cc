@@ -138,7 +138,7 @@ TEST(DecodeSplit, OneLongSequenceAmongShortOnes) {
 TEST(Forced, IsaIsTheOneThatRuns) {  // bug class 7
   CacheShape shape;
   std::vector<DecodeBackend> paths = decode_backends();
-  const std::vector<AppendPath> writers = append_paths();
+  const std::vector<WritePath> writers = write_paths();
   ASSERT_EQ(paths.size(), writers.size());
   for (std::size_t i = 0; i < paths.size(); ++i) {
     setenv("KVRT_FORCE_ISA", paths[i].name, 1);
@@ -149,8 +149,8 @@ TEST(Forced, IsaIsTheOneThatRuns) {  // bug class 7
     EXPECT_NE(std::string(kvrt_describe(cache.context(), Cache::kLayer)).find(std::string("cpu ") + paths[i].name + ","), std::string::npos);
     const Context& context = cache.context()->context;
     EXPECT_EQ(context.attend(), paths[i].attend);
-    ASSERT_NE(context.append_path(*context.find(Cache::kLayer)), nullptr);
-    EXPECT_EQ(context.append_path(*context.find(Cache::kLayer))->encode, writers[i].encode);
+    ASSERT_NE(context.write_path(*context.find(Cache::kLayer)), nullptr);
+    EXPECT_EQ(context.write_path(*context.find(Cache::kLayer))->encode, writers[i].encode);
   }
   EXPECT_STREQ(paths[0].name, kBaselineName);
   setenv("KVRT_FORCE_ISA", "sve9", 1);
@@ -170,7 +170,7 @@ TEST(Forced, BackendGoesBeforeTheDevice) {
     ASSERT_TRUE(cache.status().ok()) << cache.status().text();
     const Context& context = cache.context()->context;
     EXPECT_EQ(context.backend(), expected);
-    EXPECT_EQ(context.append_path(*context.find(Cache::kLayer)) == nullptr, expected == KVRT_BACKEND_REF);
+    EXPECT_EQ(context.write_path(*context.find(Cache::kLayer)) == nullptr, expected == KVRT_BACKEND_REF);
     EXPECT_NE(std::string(kvrt_describe(cache.context(), Cache::kLayer)).find(std::string(": ") + forced), std::string::npos);
   }
   setenv("KVRT_FORCE_BACKEND", "tpu", 1);

@@ -6,6 +6,7 @@
 
 #include "kernels/core/isa.h"
 #include "tests/kernels/fake_quant_fixture.h"
+#include "tests/kernels/schemes.h"
 
 namespace kvrt {
 namespace {
@@ -75,7 +76,7 @@ void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, 
 class Backends : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
-  const std::vector<FakeQuantBackend> backends = fake_quant_backends();
+  const std::vector<WritePath> backends = write_paths();
   int n_shapes = 0;
   for (const int d : {64, 80, 96, 128, 192, 256, 72, 8, 100}) {
     for (const bool bf16 : {false, true}) {
@@ -91,7 +92,7 @@ TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
       }
       FakeQuantCounters expected;
       const std::vector<float> reference = call.reference(&expected);
-      for (const FakeQuantBackend& backend : backends) {
+      for (const WritePath& backend : backends) {
         FakeQuantCounters counters;
         const std::string where = std::string(GetParam()) + " " + backend.name + " D " + std::to_string(d);
         expect_same_bits(call.on(backend, &counters), reference, where);
@@ -104,11 +105,7 @@ TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
   EXPECT_GT(n_shapes, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Schemes, Backends, ::testing::ValuesIn(kSchemes), [](const auto& info) {
-  std::string name = info.param;
-  for (char& c : name) c = c == '.' ? '_' : c;
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Schemes, Backends, ::testing::ValuesIn(kSchemes), [](const auto& info) { return testing::test_name(info.param); });
 
 TEST(FakeQuant, InPlaceStridedAndParallelCallsGiveTheSame) {
   for (const char* scheme : {"int4.token.g32.center.had", "int3.channel.g64", "q4_0", "fp8e4m3.token.g"}) {

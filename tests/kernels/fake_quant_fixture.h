@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/codec/static_range.h"
-#include "kernels/write/fake_quant_job.h"
+#include "kernels/write/write_path.h"
 #include "libcalib/base/rng.h"
 
 namespace kvrt::testing {
@@ -101,7 +101,7 @@ struct Call {
     EXPECT_TRUE(status.ok()) << status.text();
     return out;
   }
-  std::vector<float> on(const FakeQuantBackend& backend, FakeQuantCounters* counters = nullptr) const {
+  std::vector<float> on(const WritePath& backend, FakeQuantCounters* counters = nullptr) const {
     std::vector<float> out(x.size(), NAN);
     const Status status = fake_quant_on(args(out.data()), backend, counters);
     EXPECT_TRUE(status.ok()) << status.text();

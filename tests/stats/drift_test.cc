@@ -5,30 +5,13 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/stats/random_floats.h"
+#include "tests/stats/random_documents.h"
 
 namespace calib::stats {
 namespace {
 
-constexpr int kKv = 2, kQ = 4, kDim = 16;
+using namespace test;
 
-struct Document {
-  std::int64_t n = 0;
-  std::vector<float> k_pre, k_post, v, q_pre, q_post;
-  DocumentTensors view() const { return {n, k_pre.data(), k_post.data(), v.data(), q_pre.data(), q_post.data()}; }
-};
-Document make_document(std::int64_t n, std::uint64_t seed) {
-  const auto make = [&](int heads, std::uint64_t s) { return test::normal_floats(static_cast<std::size_t>(n * heads * kDim), 10 * seed + s); };
-  return {n, make(kKv, 1), make(kKv, 2), make(kKv, 3), make(kQ, 4), make(kQ, 5)};
-}
-LayerStats calibration() {
-  LayerGeometry g;
-  g.index = 3, g.n_q_heads = kQ, g.n_kv_heads = kKv, g.head_dim = kDim, g.rotary_dim = kDim;
-  ThreadPool pool(1);
-  LayerStats out(g, 4);
-  for (std::uint64_t s = 0; s < 8; ++s) out.add_document(make_document(1000, s).view(), pool);
-  return out;
-}
 std::vector<UnitDrift> drift_of(const LayerStats& reference, const std::vector<Document>& documents, int n_threads = 1) {
   ThreadPool pool(n_threads);
   LayerDrift drift(reference);
@@ -40,11 +23,13 @@ const DriftSignal& signal(const UnitDrift& unit, const std::string& name) {
     if (s.name == name) return s;
   throw std::runtime_error("no signal " + name);
 }
-std::vector<Document> fresh(std::uint64_t first_seed = 100) {
+std::vector<Document> documents_of(std::int64_t n, std::uint64_t first_seed) {
   std::vector<Document> out;
-  for (std::uint64_t s = 0; s < 8; ++s) out.push_back(make_document(600, first_seed + s));
+  for (std::uint64_t s = 0; s < 8; ++s) out.push_back(make_document(n, first_seed + s));
   return out;
 }
+LayerStats calibration() { return stats_of(documents_of(1000, 0)); }
+std::vector<Document> fresh() { return documents_of(600, 100); }
 
 TEST(Drift, StabilityIndexG46) {
   const std::array<double, 6> a = {.4, .45, .12, .012, .012, .006};

@@ -4,27 +4,13 @@
 
 #include "gmock/gmock.h"
 #include "tests/kernels/cache_fixture.h"
+#include "tests/kernels/schemes.h"
 #include "tests/kernels/simt/executor.h"
 
 namespace kvrt::testing {
 namespace {
 
-const char* const kKeySchemes[] = {
-    "bf16", "fp16", "bf16.pre", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.token.g", "fp8e5m2.token.g16", "int8.token.g", "int4.token.g16", "int3.token.g16",
-    "int2.token.g16", "int8.channel.g32", "int4.channel.g64", "int3.channel.g64", "int2.channel.g32", "int4.channel.g64.pre", "int3.channel.g32.pre",
-    "int2.channel.g64.pre", "int4.channel.g128.pre", "int8.tensor", "int4.head", "int8.channel.static.pre", "int4.channel.static", "sint8.token.g", "sint4.token.g16",
-    "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "nuq4.token.g", "nuq3.channel.static.pre", "nuq2.token.g", "lm4.token.g.had", "lm3.token.g",
-    "lm2.token.g.had", "nvfp4", "mxfp4", "int4.token.g16.center.had", "int4.token.g16.pre.center", "int4.token.g.smooth", "int4.token.g.pre.center.smooth",
-    "int4.token.g16.ef", "int3.channel.g64.pre.ef", "int8.token.g.had", "int4.channel.g32.had", "int4.token.g16.clip.pair", "int4.token.g.out1",
-    "int3.channel.g32.pre.clip.out2.pair", "int8.channel.static.out0.5", "int4.channel.g64.out1.ef"};
 const char* const kValueSchemes[] = {"int4.token.g", "int4.channel.g32"};
-
-bool fits(const char* scheme, int width) {
-  Scheme s;
-  std::string error;
-  if (!parse_scheme(scheme, &s, &error) || !check_shape(s, width, true).empty()) return false;
-  return !s.pair || s.granularity != Granularity::kToken || pairs_map_groups(width, false, width, s.group > 0 ? s.group : width);
-}
 
 void expect_equal_pages(Cache* a, Cache* b, const std::string& what) {
   for (const bool exact : {true, false}) {

@@ -11,12 +11,8 @@
 namespace kvrt::simt {
 namespace {
 
-struct Families {
-  const char *k, *v;
-};
-void PrintTo(const Families& f, std::ostream* out) { *out << f.k << " " << f.v; }
 // Every fused pair of families, every format and granularity on both sides.
-constexpr Families kFamilies[] = {
+constexpr SchemePair kFamilies[] = {
     {"int4.token.g", "int4.token.g"},         {"int4.token.g64", "int4.token.g32"},       {"bf16", "bf16"},
     {"fp16", "fp16"},                         {"int8.token.g", "int8.token.g"},           {"int8.token.g32", "int8.token.g64"},
     {"int8.token.g", "int4.token.g"},         {"fp8e4m3.tensor", "fp8e4m3.head"},         {"fp8e4m3.token.g", "fp8e4m3.token.g"},
@@ -29,7 +25,7 @@ constexpr Families kFamilies[] = {
     {"int8.channel.static", "int8.channel.g32"}, {"int3.tensor", "int3.channel.static"},
 };
 
-class Decode : public ::testing::TestWithParam<std::tuple<Families, int>> {};
+class Decode : public ::testing::TestWithParam<std::tuple<SchemePair, int>> {};
 
 TEST_P(Decode, EveryLengthInEveryOrder) {
   const auto [families, head_dim] = GetParam();
@@ -37,7 +33,7 @@ TEST_P(Decode, EveryLengthInEveryOrder) {
     DecodeSpec spec;
     spec.head_dim = head_dim, spec.n_kv_heads = 1, spec.sequences = {{{families.k, families.v, n}}};
     const DecodeCase decode(spec);
-    decode.expect_close(run_in_all_orders(decode, Accumulation::kExact), "length " + std::to_string(n));
+    decode.expect_close(decode.run_in_all_orders(Accumulation::kExact), "length " + std::to_string(n));
   }
 }
 
@@ -48,7 +44,7 @@ TEST_P(Decode, RaggedBatchWithSinksAndRing) {
   spec.sequences = {{{"bf16", "bf16", 4, 16}, {families.k, families.v, 391}, {"bf16", "bf16", 30, 16, true}},
                     {{families.k, families.v, 64}, {"bf16", "bf16", 17, 16, true}}};
   const DecodeCase decode(spec);
-  for (const Accumulation a : {Accumulation::kExact, Accumulation::kTruncating}) decode.expect_close(run_in_all_orders(decode, a), "ragged");
+  for (const Accumulation a : {Accumulation::kExact, Accumulation::kTruncating}) decode.expect_close(decode.run_in_all_orders(a), "ragged");
 }
 
 TEST_P(Decode, EveryHeadCount) {
@@ -61,20 +57,15 @@ TEST_P(Decode, EveryHeadCount) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<std::tuple<Families, int>>& info) {
-  std::string name = std::string(std::get<0>(info.param).k) + "_" + std::get<0>(info.param).v + "_D" + std::to_string(std::get<1>(info.param));
-  for (char& c : name) c = c == '.' ? '_' : c;
-  return name;
-}
-INSTANTIATE_TEST_SUITE_P(Families, Decode, ::testing::Combine(::testing::ValuesIn(kFamilies), ::testing::Values(64, 128)), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, Decode, ::testing::Combine(::testing::ValuesIn(kFamilies), ::testing::Values(64, 128)), name_of_pair);
 
 // Families apart: scores of each key family with any values, outputs of each value family with any keys.
-constexpr Families kTwoPass[] = {
+constexpr SchemePair kTwoPass[] = {
     {"bf16", "int3.token.g"}, {"fp8e4m3.token.g", "bf16"}, {"fp16", "nuq3.token.g"}, {"int8.channel.g64", "lm2.token.g32"}, {"int4.token.g8", "fp16"},
     {"int3.token.g", "fp8e4m3.token.g"}, {"int2.token.g", "int8.token.g"}, {"nuq4.token.g", "int2.channel.static"}, {"lm3.token.g", "nuq4.channel.static"},
     {"lm2.token.g", "int4.token.g"}, {"nuq2.channel.static", "sint8.head"}, {"int2.channel.g32", "lm4.token.g"},
 };
-class DecodeTwoPass : public ::testing::TestWithParam<std::tuple<Families, int>> {};
+class DecodeTwoPass : public ::testing::TestWithParam<std::tuple<SchemePair, int>> {};
 
 TEST_P(DecodeTwoPass, LengthsSegmentsAndHeads) {
   const auto [families, head_dim] = GetParam();
@@ -84,17 +75,17 @@ TEST_P(DecodeTwoPass, LengthsSegmentsAndHeads) {
       spec.head_dim = head_dim, spec.n_kv_heads = 1, spec.n_query_heads = heads, spec.tiles_a_chunk = 3;
       spec.sequences = {{{"bf16", "bf16", 4, 16}, {families.k, families.v, n}, {"bf16", "bf16", 30, 16, true}}};
       const DecodeCase decode(spec);
-      decode.expect_close(run_in_all_orders(decode, n == 17 ? Accumulation::kTruncating : Accumulation::kExact, DecodePath::kTwoPass),
+      decode.expect_close(decode.run_in_all_orders(n == 17 ? Accumulation::kTruncating : Accumulation::kExact, DecodePath::kTwoPass),
                           "length " + std::to_string(n) + " G " + std::to_string(heads));
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Families, DecodeTwoPass, ::testing::Combine(::testing::ValuesIn(kTwoPass), ::testing::Values(64, 128, 256)), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, DecodeTwoPass, ::testing::Combine(::testing::ValuesIn(kTwoPass), ::testing::Values(64, 128, 256)), name_of_pair);
 // Widths without a kernel of their own run padded; no channel behind the last one joins a sum.
-INSTANTIATE_TEST_SUITE_P(Padded, DecodeTwoPass, ::testing::Combine(::testing::Values(Families{"int4.token.g", "int4.token.g"},
-                         Families{"int3.token.g", "int2.token.g"}, Families{"fp8e4m3.token.g", "nuq3.token.g"}, Families{"bf16", "bf16"},
-                         Families{"lm3.token.g", "int3.channel.g32"}, Families{"int2.token.g4", "nuq2.channel.static"}, Families{"nuq4.token.g", "fp8e4m3.token.g"},
-                         Families{"int8.channel.g32", "int8.token.g4"}), ::testing::Values(8, 72, 80, 96, 100, 192)), name_of);
+INSTANTIATE_TEST_SUITE_P(Padded, DecodeTwoPass, ::testing::Combine(::testing::Values(SchemePair{"int4.token.g", "int4.token.g"},
+                         SchemePair{"int3.token.g", "int2.token.g"}, SchemePair{"fp8e4m3.token.g", "nuq3.token.g"}, SchemePair{"bf16", "bf16"},
+                         SchemePair{"lm3.token.g", "int3.channel.g32"}, SchemePair{"int2.token.g4", "nuq2.channel.static"}, SchemePair{"nuq4.token.g", "fp8e4m3.token.g"},
+                         SchemePair{"int8.channel.g32", "int8.token.g4"}), ::testing::Values(8, 72, 80, 96, 100, 192)), name_of_pair);
 
 DecodeSpec one_sequence(const std::string& k, const std::string& v, std::int64_t n) {
   DecodeSpec spec;
@@ -148,7 +139,7 @@ TEST(DecodeNumerics, ErrorDoesNotGrowWithLengthUnderTruncation) {
     spec.tiles_a_chunk = 1250;
     spec.n_query_heads = 2;
     const DecodeCase decode(spec);
-    const DecodeCase::Output output = decode.run(truncating);
+    const DecodeOutput output = decode.run(truncating);
     decode.expect_close(output, v);
     double error = 0;
     for (std::size_t i = 0; i < output.out.size(); ++i) error = std::max(error, std::fabs(output.out[i] - decode.reference().out[i]));
@@ -188,7 +179,7 @@ TEST(DecodeWork, BytesReadFollowTheCache) {
   DecodeSpec spec = one_sequence("int4.token.g", "int4.token.g", 4096);
   spec.tiles_a_chunk = 256;
   const DecodeCase decode(spec);
-  const DecodeCase::Output output = decode.run({});
+  const DecodeOutput output = decode.run({});
   ASSERT_EQ(output.error, "");
   const double codes = 4096.0 * 128;  // K + V, half a byte a code
   EXPECT_GE(static_cast<double>(output.counts.load_bytes), codes);

@@ -198,11 +198,11 @@ TEST(DroppedBarrier, IsSeenInTheDecodeKernel) {
   for (const int barrier : {1, 2, 3, 4, 5}) {
     Settings settings;
     settings.dropped_barrier = barrier;
-    const DecodeCase::Output forward = decode.run(settings);
+    const DecodeOutput forward = decode.run(settings);
     bool is_seen = decode.worst_ratio(forward) > 1;
     for (const Order order : {Order::kReverse, Order::kShuffled}) {
       settings.order = order;
-      const DecodeCase::Output output = decode.run(settings);
+      const DecodeOutput output = decode.run(settings);
       is_seen |= decode.worst_ratio(output) > 1 || output.out != forward.out;
     }
     EXPECT_TRUE(is_seen) << "barrier " << barrier;

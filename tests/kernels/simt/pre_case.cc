@@ -30,22 +30,9 @@ constexpr double kLog2e = 1.4426950408889634074;
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-Scheme parse(const std::string& text) {
-  Scheme s;
-  std::string error;
-  if (!parse_scheme(text, &s, &error)) throw std::invalid_argument(text + ": " + error);
-  return s;
-}
-
-std::int64_t params_bytes(const PageCodec& c) {
-  if (c.granularity == Granularity::kToken) return std::int64_t{c.page_tokens} * (c.head_dim / c.group) * detail::param_stride(c.format);
-  if (c.granularity == Granularity::kChannel) return std::int64_t{4} * (c.page_tokens / c.group) * c.head_dim;
-  return 0;
-}
-
 }  // namespace
 
-PreCase::PreCase(const PreSpec& spec) : spec_(spec), schemes_{parse(spec.k), parse(spec.v)} {
+PreCase::PreCase(const PreSpec& spec) : spec_(spec), schemes_{testing::scheme_of(spec.k), testing::scheme_of(spec.v)} {
   const int n = spec_.n_pairs;
   std::int64_t end = 1;
   for (const PreSequence& s : spec_.sequences) end = std::max(end, s.first_position + 2 * (s.n_sinks + s.n_base + s.n_window) + 256);
@@ -145,7 +132,7 @@ void PreCase::add_segment(const PreSequence& sequence, std::int64_t first_token,
   for (const bool is_key : {true, false}) {
     const PageCodec shape = codec_of(is_key, is_exact, 0);
     const std::int64_t header = is_key ? round_up(8 + page_tokens * (is_exact ? 2 : 1), kAlignment) : 0;
-    const std::int64_t block = round_up(shape.params + params_bytes(shape), kAlignment), page = header + heads * block;
+    const std::int64_t block = round_up(shape.params + testing::params_bytes(shape), kAlignment), page = header + heads * block;
     pools_.emplace_back(index((n_pages + 1) * page + kAlignment), std::uint8_t{0xFF});
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pools_.back().data()));
     std::uint8_t* const pool = pools_.back().data() + (round_up(address, kAlignment) - address);
@@ -303,70 +290,26 @@ void PreCase::add_row_reference(std::int64_t row) {
   }
 }
 
-PreCase::Output PreCase::run(const Settings& settings, DecodePath path) const {
-  const auto heads = index(spec_.n_query_heads), dim = index(spec_.head_dim);
-  const std::size_t n = chunks_.size() * heads, n_out = tokens_.size() * heads;
-  std::vector<float> m(n, NAN), l(n, NAN), o(n * dim, NAN);
+DecodeOutput PreCase::run(const Settings& settings, DecodePath path) const {
   DecodeArgs args{};
   args.segments = segments_.data(), args.chunks = chunks_.data(), args.n_chunks = static_cast<std::int64_t>(chunks_.size());
   args.q = q_.data(), args.n_query_heads = spec_.n_query_heads, args.head_dim = spec_.head_dim;
   args.rope = &rope_, args.rope_offsets = spec_.rope_offsets;
-  args.partials = {m.data(), l.data(), o.data()};
   args.max_chunk_tiles = static_cast<std::int32_t>(spec_.tiles_a_chunk);
-  std::vector<float> scores(index(score_floats(args)) + 4, NAN);
-  args.scores = scores.data() + (reinterpret_cast<std::uintptr_t>(scores.data()) % 16 ? 4 - reinterpret_cast<std::uintptr_t>(scores.data()) % 16 / 4 : 0);
-
-  Output output;
-  output.out.assign(n_out * dim, NAN), output.log_sum_exp.assign(n_out, NAN);
-  const Executor executor(settings);
-  if (const Status s = decode_cuda(args, unit_, path, nullptr); !s.ok()) output.error = s.text();
-  output.counts = executor.counts();
-  CombineArgs combine{};
-  combine.partials = args.partials, combine.first_chunk = first_chunk_.data(), combine.n_rows = static_cast<std::int64_t>(tokens_.size());
-  combine.n_query_heads = spec_.n_query_heads, combine.head_dim = spec_.head_dim, combine.n_kv_heads = spec_.n_kv_heads;
-  combine.out.data = output.out.data(), combine.log_sum_exp = output.log_sum_exp.data();
-  if (const Status s = combine_cuda(combine, nullptr); !s.ok() && output.error.empty()) output.error = s.text();
-  return output;
+  return run_decode(args, unit_, path, first_chunk_, spec_.n_kv_heads, settings);
 }
 
-PreCase::Output PreCase::run_in_all_orders(Accumulation accumulation, DecodePath path) const {
-  Settings settings;
-  settings.accumulation = accumulation;
-  Output forward = run(settings, path);
-  for (const Order order : {Order::kReverse, Order::kShuffled}) {
-    settings.order = order;
-    const Output other = run(settings, path);
-    EXPECT_EQ(other.error, forward.error);
-    EXPECT_EQ(other.out, forward.out) << "results depend on the order of threads";
-    EXPECT_EQ(other.log_sum_exp, forward.log_sum_exp);
-  }
-  return forward;
+DecodeOutput PreCase::run_in_all_orders(Accumulation accumulation, DecodePath path) const {
+  return simt::run_in_all_orders(accumulation, [&](const Settings& s) { return run(s, path); });
 }
 
-double PreCase::worst_ratio(const Output& output) const {
-  double worst = 0;
-  for (std::size_t i = 0; i < output.out.size(); ++i) {
-    const double error = std::fabs(output.out[i] - out_[i]);
-    if (!std::isfinite(error)) return INFINITY;
-    if (error > 0) worst = std::max(worst, error / tolerance_[i]);
-  }
-  return worst;
+double PreCase::worst_ratio(const DecodeOutput& output) const {
+  return testing::worst_ratio(output.out, out_, [&](std::size_t i) { return tolerance_[i]; });
 }
 
-double PreCase::worst_log_sum_exp_ratio(const Output& output) const {
-  double worst = 0;
-  for (std::size_t i = 0; i < output.log_sum_exp.size(); ++i) {
-    const double error = std::fabs(output.log_sum_exp[i] - log_sum_exp_[i]);
-    if (!std::isfinite(error)) return INFINITY;
-    worst = std::max(worst, error / log_sum_exp_tolerance_[i]);
-  }
-  return worst;
-}
-
-void PreCase::expect_close(const Output& output, const std::string& what) const {
-  ASSERT_EQ(output.error, "") << what;
-  EXPECT_LE(worst_ratio(output), 1.0) << what;
-  EXPECT_LE(worst_log_sum_exp_ratio(output), 1.0) << what;
+void PreCase::expect_close(const DecodeOutput& output, const std::string& what) const {
+  const double log_sum_exp_ratio = testing::worst_ratio(output.log_sum_exp, log_sum_exp_, [&](std::size_t i) { return log_sum_exp_tolerance_[i]; });
+  expect_within(output, worst_ratio(output), log_sum_exp_ratio, what);
 }
 
 }  // namespace kvrt::simt

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "kernels/codec/rope.h"
-#include "kernels/read/decode_cuda.h"
-#include "tests/kernels/simt/executor.h"
+#include "tests/kernels/simt/decode_case.h"
 
 namespace kvrt::simt {
 
@@ -38,19 +37,12 @@ class PreCase {
  public:
   explicit PreCase(const PreSpec& spec);
 
-  struct Output {
-    std::vector<float> out, log_sum_exp;  ///< [rows, G, D], [rows, G]
-    std::string error;                    ///< of the launch; empty if it ran
-    Counts counts;
-  };
-  Output run(const Settings& settings, DecodePath path = DecodePath::kFused) const;
-  /// Three fiber orders, which must agree bit for bit, in one accumulation mode.
-  Output run_in_all_orders(Accumulation accumulation, DecodePath path = DecodePath::kFused) const;
+  DecodeOutput run(const Settings& settings, DecodePath path = DecodePath::kFused) const;
+  DecodeOutput run_in_all_orders(Accumulation accumulation, DecodePath path = DecodePath::kFused) const;
   /// Largest |out - reference| / allowed error; NaN counts as infinite.
-  double worst_ratio(const Output& output) const;
-  double worst_log_sum_exp_ratio(const Output& output) const;
+  double worst_ratio(const DecodeOutput& output) const;
   /// Fails the current test unless the run succeeded and every output is inside its tolerance.
-  void expect_close(const Output& output, const std::string& what) const;
+  void expect_close(const DecodeOutput& output, const std::string& what) const;
 
  private:
   struct Token {

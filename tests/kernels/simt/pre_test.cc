@@ -18,11 +18,8 @@ PreSpec split_spec(const std::string& k, const std::string& v, int head_dim) {
   return spec;
 }
 
-struct Schemes {
-  const char *k, *v;
-};
 // The fused pairs, keys with each granularity that a plan may give them.
-constexpr Schemes kFused[] = {
+constexpr SchemePair kFused[] = {
     {"int8.channel.g64.pre", "int8.token.g"},     {"int8.token.g.pre", "int8.token.g"},           {"int8.token.g32.pre", "int4.token.g64"},
     {"int4.channel.g64.pre", "int4.token.g64"},   {"int4.channel.g32.pre", "int3.token.g64"},     {"int4.token.g64.pre", "int8.token.g"},
     {"int4.channel.static.pre", "int4.token.g"},  {"int4.token.g32.pre.center", "int4.token.g"},  {"int4.channel.g64.pre.center", "int4.token.g"},
@@ -33,12 +30,7 @@ constexpr Schemes kFused[] = {
     {"int8.head.pre", "int8.head"},
 };
 
-std::string printable(std::string name) {
-  for (char& c : name) c = c == '.' ? '_' : c;
-  return name;
-}
-
-class PreKeys : public ::testing::TestWithParam<std::tuple<Schemes, int>> {};
+class PreKeys : public ::testing::TestWithParam<std::tuple<SchemePair, int>> {};
 
 TEST_P(PreKeys, TiersInEveryOrderAndMode) {
   const auto [schemes, head_dim] = GetParam();
@@ -47,9 +39,7 @@ TEST_P(PreKeys, TiersInEveryOrderAndMode) {
   const PreCase decode(spec);
   for (const Accumulation a : {Accumulation::kExact, Accumulation::kTruncating}) decode.expect_close(decode.run_in_all_orders(a), "tiers");
 }
-INSTANTIATE_TEST_SUITE_P(Fused, PreKeys, ::testing::Combine(::testing::ValuesIn(kFused), ::testing::Values(64, 128)), [](const auto& info) {
-  return printable(std::string(std::get<0>(info.param).k) + "_" + std::get<0>(info.param).v + "_D" + std::to_string(std::get<1>(info.param)));
-});
+INSTANTIATE_TEST_SUITE_P(Fused, PreKeys, ::testing::Combine(::testing::ValuesIn(kFused), ::testing::Values(64, 128)), name_of_pair);
 
 TEST(PreOrders, PartialAndInterleavedRotationsInTwoPasses) {
   for (const int head_dim : {64, 128}) {
@@ -92,7 +82,7 @@ TEST(PreLengths, EveryTailAndHeadCount) {
 }
 
 TEST(PreLengths, WideHeads) {
-  for (const Schemes& s : {kFused[0], kFused[3], kFused[9]}) {
+  for (const SchemePair& s : {kFused[0], kFused[3], kFused[9]}) {
     PreSpec spec = split_spec(s.k, s.v, 256);
     spec.v = std::string(s.k).substr(0, 4) + ".token.g";
     spec.sequences = {{kFar, 4, 64, 9}};

@@ -15,7 +15,7 @@ void expect_clean_decode() {
     spec.n_kv_heads = 1, spec.head_dim = 64, spec.n_query_heads = 3;
     spec.sequences = {{{scheme, scheme, 97}, {"bf16", "bf16", 7, 16}}};
     const DecodeCase decode(spec);
-    const DecodeCase::Output output = decode.run(kThreaded);
+    const DecodeOutput output = decode.run(kThreaded);
     decode.expect_close(output, scheme);
     EXPECT_EQ(output.out, decode.run({}).out) << "threads and fibers disagree";
   }

@@ -1,6 +1,5 @@
-#include "kernels/write/append_path.h"
+#include "kernels/write/write_path.h"
 
-#include "kernels/core/isa.h"
 #include "kernels/read/decode_cpu.h"
 
 namespace kvrt {
@@ -11,12 +10,12 @@ bool has_vector_encoder(const FakeQuantJob& job) {
   return !is_llamacpp_block(f) && !is_fp4(f) && !(is_nuq(f) && job.ef_u);
 }
 
-std::vector<AppendPath> append_paths() {
-  std::vector<AppendPath> paths = {append_path_baseline()};
+std::vector<WritePath> write_paths() {
+  std::vector<WritePath> paths = {write_path_baseline()};
 #if defined(KVRT_X86_PATHS)
   const std::size_t n = decode_backends().size();
-  if (n > 1) paths.push_back(append_path_avx2());
-  if (n > 2) paths.push_back(append_path_avx512());
+  if (n > 1) paths.push_back(write_path_avx2());
+  if (n > 2) paths.push_back(write_path_avx512());
 #endif
   return paths;
 }
