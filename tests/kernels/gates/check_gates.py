@@ -154,6 +154,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--all", action="store_true", help="every instance of instances.txt")
+    parser.add_argument("--units", metavar="PATTERN", help="of those, units whose name matches this regular expression")
     options = parser.parse_args()
     nvcc = shutil.which(options.nvcc) or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
@@ -165,6 +166,8 @@ def main() -> int:
         print(f"not checked: {target}, which this nvcc does not know")
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         sources = SOURCES + write_instances(options.root, pathlib.Path(folder) / "instances", options.all)
+        if options.units:
+            sources = [s for s in sources if re.search(options.units, pathlib.Path(s).stem)]
         tasks = {s: ([pool.submit(compile_target, nvcc, options.root, s, t, folder) for t in targets],
                      pool.submit(count_opcodes, nvcc, options.root, s, folder)) for s in sources}
         measured = {}
@@ -178,11 +181,11 @@ def main() -> int:
             return 1
     baseline = json.loads(options.baseline.read_text())
     if options.update:
-        baseline = {unit: caps for unit, caps in baseline.items() if unit in measured or not options.all}
+        baseline = {unit: caps for unit, caps in baseline.items() if unit in measured or not options.all or options.units}
         baseline |= {unit: caps_of(kernels) for unit, kernels in measured.items()}
         options.baseline.write_text(text_of(baseline))
     complaints = [line for unit, kernels in measured.items() for line in check(kernels, baseline.get(unit, {}))]
-    if options.all:
+    if options.all and not options.units:
         complaints += [f"{unit}: in the baseline, but not built" for unit in sorted(baseline.keys() - measured.keys())]
     count = sum(len(kernels) for kernels in measured.values())
     print("\n".join(complaints) or f"{count} kernels on {', '.join(targets)}: within their limits")
