@@ -2,7 +2,6 @@
 #include "libcalib/sens/evaluate.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include <c10/core/GradMode.h>
@@ -106,19 +105,6 @@ EvalContender measured(const EvalContender& header, const std::vector<KldRow>& r
   return out;
 }
 
-std::string flag_text(const EvalContender& c, const std::string& flag) {
-  if (flag == "kld_slope")
-    return fmt::format("{}: its loss grows with position, slope of ln KLD against ln position {:.2f} ± {:.2f}, above {:g}", c.name, c.kld_slope->mean,
-                       c.kld_slope->se, kSteepSlope);
-  const auto further = [](const EvalBucket& a, const EvalBucket& b) { return std::abs(a.entropy_shift.mean) < std::abs(b.entropy_shift.mean); };
-  const EvalBucket& worst = *std::max_element(c.buckets.begin(), c.buckets.end(), further);
-  const std::string shift = fmt::format("{:+.3g} ± {:.2g} nats at positions {} to {}", worst.entropy_shift.mean, worst.entropy_shift.se, worst.first_position,
-                                        worst.end_position - 1);
-  if (flag == "entropy_shift")
-    return fmt::format("{}: the entropy of its next-token distributions is shifted by {}, beyond {:g}", c.name, shift, kEntropyShiftMax);
-  return fmt::format("{}: the entropy of its next-token distributions drifts further from one position bucket to the next, {}", c.name, shift);
-}
-
 void warn(EvalResult* result, const LogSink& log, std::string text) {
   log.warning(text);
   result->warnings.push_back(std::move(text));
@@ -175,7 +161,6 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
     e.length_limit = length_limit(e.buckets);
     e.indistinguishable = e.total.kld.mean < kIndistinguishable * floor;
     if (!e.indistinguishable) e.flags = length_flags(e.kld_slope, e.buckets);
-    for (const std::string& flag : e.flags) warn(result, log, flag_text(e, flag));
     if (e.total.kld.mean > negative)
       warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));
     result->contenders.push_back(std::move(e));

@@ -114,6 +114,19 @@ std::optional<double> slope_without(const BucketTable& all, const BucketTable& l
 
 MeanSe exponential(const MeanSe& m) { return {std::exp(m.mean), std::exp(m.mean) * m.se}; }
 
+std::string flag_text(const EvalContender& c, const std::string& flag) {
+  if (flag == "kld_slope")
+    return fmt::format("{}: its loss grows with position, slope of ln KLD against ln position {:.2f} ± {:.2f}, above {:g}", c.name, c.kld_slope->mean,
+                       c.kld_slope->se, kSteepSlope);
+  const auto further = [](const EvalBucket& a, const EvalBucket& b) { return std::abs(a.entropy_shift.mean) < std::abs(b.entropy_shift.mean); };
+  const EvalBucket& worst = *std::max_element(c.buckets.begin(), c.buckets.end(), further);
+  const std::string shift = fmt::format("{:+.3g} ± {:.2g} nats at positions {} to {}", worst.entropy_shift.mean, worst.entropy_shift.se, worst.first_position,
+                                        worst.end_position - 1);
+  if (flag == "entropy_shift")
+    return fmt::format("{}: the entropy of its next-token distributions is shifted by {}, beyond {:g}", c.name, shift, kEntropyShiftMax);
+  return fmt::format("{}: the entropy of its next-token distributions drifts further from one position bucket to the next, {}", c.name, shift);
+}
+
 }  // namespace
 
 ReferenceRow make_reference_row(const float* log_p, const float* p, std::int64_t vocab_size, std::int64_t label) {
@@ -231,6 +244,12 @@ std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::s
     if (grows) flags.push_back("entropy_growth");
   }
   return flags;
+}
+
+std::vector<std::string> length_warnings(const EvalContender& contender) {
+  std::vector<std::string> out;
+  for (const std::string& flag : contender.flags) out.push_back(flag_text(contender, flag));
+  return out;
 }
 
 std::optional<std::int64_t> length_limit(std::span<const EvalBucket> buckets, double ratio_max) {

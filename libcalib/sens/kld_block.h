@@ -65,4 +65,7 @@ std::optional<MeanSe> kld_slope(std::span<const KldRow> rows);
 /// buckets, each shifted further in the same direction than the one before, the last from the first by more than 1.96 standard errors).
 std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::span<const EvalBucket> buckets);
 
+/// A sentence for each of a contender's flags.
+std::vector<std::string> length_warnings(const EvalContender& contender);
+
 }  // namespace calib::sens

@@ -219,5 +219,19 @@ TEST(LengthFlags, SteadyGrowth) {
   EXPECT_EQ(flags({-0.02, -0.03, -0.06}, 1e-3), (Flags{"entropy_shift", "entropy_growth"}));
 }
 
+TEST(LengthFlags, WarningsNameNumbersAndPositions) {
+  EvalContender c;
+  c.name = "kivi2";
+  c.kld_slope = MeanSe{0.75, 0.02};
+  c.buckets = shifts_of({0.01, -0.08, 0.02}, 0.001);
+  c.buckets[1].first_position = 256, c.buckets[1].end_position = 512;
+  c.flags = length_flags(c.kld_slope, c.buckets);
+  const auto warnings = length_warnings(c);
+  ASSERT_EQ(warnings.size(), 2u);
+  for (const char* part : {"kivi2", "0.75", "0.02", "0.5"}) EXPECT_NE(warnings[0].find(part), std::string::npos) << warnings[0];
+  for (const char* part : {"kivi2", "-0.08", "256 to 511"}) EXPECT_NE(warnings[1].find(part), std::string::npos) << warnings[1];
+  EXPECT_TRUE(length_warnings(EvalContender{}).empty());
+}
+
 }  // namespace
 }  // namespace calib::sens
