@@ -78,8 +78,14 @@ static void offset_blocks(Run* run, float top) {
     float* x = run->rows + begin;
     F lo = load<F>(x), hi = lo;
     for (int i = kLanes; i < 32; i += kLanes) lo = minimum(load<F>(x + i), lo), hi = maximum(load<F>(x + i), hi);
-    const float min = across(lo, MinOp{}), max = across(hi, MaxOp{});
-    const float d = (max - min) / top, inverse = block_inverse(d);
+    float min = across(lo, MinOp{});
+    const float max = across(hi, MaxOp{});
+    if (min == 0.0f) {  // stored with the sign of the first zero
+      int i = 0;
+      while (x[i] != 0.0f) ++i;
+      min = x[i];
+    }
+    const float d = (max - min + 0.0f) / top, inverse = block_inverse(d);  // zeros of both signs are no -0 apart
     const float scale = block_scale(run, d), offset = block_scale(run, min);
     Result::keep(run, begin / 32, scale, offset);
     for_lanes(32, [&](auto tag, int i) {
