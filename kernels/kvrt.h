@@ -131,7 +131,7 @@ typedef struct kvrt_unit_report {
   kvrt_path path;
   kvrt_backend backend;
   const char* reason;   /* "" or why the unit is missing */
-  const char* nearest;  /* for a missing unit: a scheme that this device runs */
+  const char* nearest;  /* for a missing unit: a scheme that this device runs in its place; "" if none does */
 } kvrt_unit_report;
 typedef void (*kvrt_unit_report_fn)(void* user, const kvrt_unit_report* report);
 /* One report for each layer and side, before any cache memory is asked for. KVRT_E_UNSUPPORTED if a unit is missing; `err` names
@@ -199,7 +199,9 @@ typedef struct kvrt_batch {
   const int64_t* seq_len;     /* [n_seqs] tokens in the cache before this step */
   const int64_t* row_offsets; /* [n_seqs + 1] */
   const int64_t* positions;   /* [rows] consecutive within a sequence, and equal to its first position + token; negative: no token
-                                 (padding, after the tokens of its sequence) */
+                                 (padding, after the tokens of its sequence). Calls have no memory of a sequence: a first position
+                                 that differs from that of earlier steps is seen by page_verify alone, and only where pages carry
+                                 positions (keys before RoPE) */
   kvrt_page_list pages[KVRT_SEGMENTS];
   const uint8_t* sink_flags;  /* later versions; NULL */
 } kvrt_batch;

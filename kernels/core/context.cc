@@ -189,8 +189,8 @@ Status Context::add_layer(const LayerPlan& plan, Needs needs, LayerContext* laye
   layer->group = plan.n_q_heads / plan.layout.n_kv_heads;
   for (const CacheSide side : {CacheSide::kK, CacheSide::kV}) {
     if (const std::string text = missing_part(*plan_, plan, side); !text.empty()) {
-      return Status(Code::kUnsupported, unit_name(plan, side) + ": " + text + "; nearest: " + nearest_offered(side == CacheSide::kK ? plan.layout.k : plan.layout.v,
-                                                                                                              plan.layout.head_dim, side == CacheSide::kK));
+      const std::string nearest = nearest_offered(*plan_, plan, side);
+      return Status(Code::kUnsupported, unit_name(plan, side) + ": " + text + (nearest.empty() ? "" : "; nearest: " + nearest));
     }
   }
   if (limits_.n_kv_heads > 0) {

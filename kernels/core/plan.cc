@@ -198,40 +198,43 @@ std::string unit_name(const LayerPlan& layer, CacheSide side) {
   return "layer " + std::to_string(layer.index) + (side == CacheSide::kK ? " K" : " V") + (unit.text.empty() ? "" : " " + unit.text);
 }
 
-std::string missing_part(const Plan& plan, const LayerPlan& layer, CacheSide side) {
-  const UnitPlan& unit = layer.units[side == CacheSide::kK ? KVRT_K : KVRT_V];
+namespace {
+
+/// missing_part() of another scheme in the unit's place.
+std::string missing_with(const Scheme& scheme, const Plan& plan, const LayerPlan& layer) {
   if (layer.salient_fraction > 0) return "the salient tier is not offered by this build";
   if (layer.layout.sliding_window > 0) return "a sliding window (" + std::to_string(layer.layout.sliding_window) + " keys) is not offered by this build";
   if (plan.scale_refresh_tokens > 0) return "scale_refresh_tokens is not offered by this build";
-  if (unit.scheme.pre && layer.rope_style == KVRT_ROPE_NONE) return "pre: the layer has no RoPE";
-  if (unit.scheme.pair && layer.rope_style == KVRT_ROPE_NONE) return "pair: the layer has no RoPE";
-  if (unit.scheme.pair && unit.scheme.granularity == Granularity::kToken && unit.scheme.group > 0 &&
-      !pairs_map_groups(layer.rotary_dim, layer.rope_style == KVRT_ROPE_INTERLEAVED, layer.layout.head_dim, unit.scheme.group)) {
-    return "pair: RoPE pairs of " + std::to_string(layer.rotary_dim) + " channels do not map groups of " + std::to_string(unit.scheme.group) + " onto groups";
+  if (scheme.pre && layer.rope_style == KVRT_ROPE_NONE) return "pre: the layer has no RoPE";
+  if (scheme.pair && layer.rope_style == KVRT_ROPE_NONE) return "pair: the layer has no RoPE";
+  if (scheme.pair && scheme.granularity == Granularity::kToken && scheme.group > 0 &&
+      !pairs_map_groups(layer.rotary_dim, layer.rope_style == KVRT_ROPE_INTERLEAVED, layer.layout.head_dim, scheme.group)) {
+    return "pair: RoPE pairs of " + std::to_string(layer.rotary_dim) + " channels do not map groups of " + std::to_string(scheme.group) + " onto groups";
   }
-  return check_implemented(unit.scheme);
+  return check_implemented(scheme);
 }
 
-std::string nearest_offered(const Scheme& scheme, int head_dim, bool is_key) {
-  const auto runs = [&](const Scheme& s) { return check_shape(s, head_dim, is_key).empty() && check_implemented(s).empty(); };
-  Scheme s = scheme;
+}  // namespace
+
+std::string missing_part(const Plan& plan, const LayerPlan& layer, CacheSide side) {
+  return missing_with(layer.units[side == CacheSide::kK ? KVRT_K : KVRT_V].scheme, plan, layer);
+}
+
+std::string nearest_offered(const Plan& plan, const LayerPlan& layer, CacheSide side) {
+  const Scheme& own = layer.units[side == CacheSide::kK ? KVRT_K : KVRT_V].scheme;
+  const auto runs = [&](const Scheme& s) {
+    return check_shape(s, layer.layout.head_dim, side == CacheSide::kK).empty() && missing_with(s, plan, layer).empty();
+  };
+  if (runs(own)) return "";
+  // The parts that may be missing, each only where it is.
+  Scheme s = own;
+  s.lowrank = 0;
   if (runs(s)) return to_string(s);
-  // What costs the least accuracy goes first.
-  s.ef = false;
+  s.pair = false;
   if (runs(s)) return to_string(s);
-  s.clip = false;
+  s.pre = false;
   if (runs(s)) return to_string(s);
-  s.pair = false, s.outlier_per_mille = 0;
-  if (runs(s)) return to_string(s);
-  s.smooth = false, s.lowrank = 0;
-  if (runs(s)) return to_string(s);
-  Scheme token;
-  token.pre = s.pre;
-  token.granularity = Granularity::kToken;
-  const int bits = code_bits(scheme.format);
-  token.format = bits >= 8 ? Format::kInt8 : bits >= 4 ? Format::kInt4 : bits == 3 ? Format::kInt3 : Format::kInt2;
-  token.group = head_dim % 64 == 0 && head_dim > 64 ? 64 : 0;
-  return to_string(runs(token) ? token : Scheme{});
+  return runs(Scheme{}) ? to_string(Scheme{}) : "";
 }
 
 }  // namespace kvrt

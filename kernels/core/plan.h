@@ -45,8 +45,8 @@ Status make_plan(const kvrt_plan_view& view, Plan* out);
 /// Empty if this build runs the unit (side of the layer) on its CPU backends; else the part that is missing.
 std::string missing_part(const Plan& plan, const LayerPlan& layer, CacheSide side);
 
-/// A scheme near to `scheme` that this build runs for this head_dim and side.
-std::string nearest_offered(const Scheme& scheme, int head_dim, bool is_key);
+/// The scheme nearest to the unit's own that this build runs in its place; empty if the unit runs as it is, or if no other scheme would.
+std::string nearest_offered(const Plan& plan, const LayerPlan& layer, CacheSide side);
 
 /// "layer 3 K int4.token.g32"
 std::string unit_name(const LayerPlan& layer, CacheSide side);

@@ -100,7 +100,7 @@ Status check_units(const Plan& plan, const kvrt_device& device, kvrt_unit_report
     for (const kvrt_side side : {KVRT_K, KVRT_V}) {
       const CacheSide cache_side = side == KVRT_K ? CacheSide::kK : CacheSide::kV;
       std::string reason = missing_part(plan, layer, cache_side);
-      const std::string nearest = reason.empty() ? "" : nearest_offered(layer.units[side].scheme, layer.layout.head_dim, side == KVRT_K);
+      const std::string nearest = nearest_offered(plan, layer, cache_side);
       if (reason.empty() && backend == KVRT_BACKEND_CUDA && cuda.path == KVRT_PATH_MISSING) {
         reason = (cuda.side == side ? "" : "the other side of the layer: ") + cuda.reason;
       }

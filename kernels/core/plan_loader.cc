@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -364,6 +365,8 @@ Status PlanReader::read(Plan* out) {
 }
 
 std::string read_file(const std::string& path, std::int64_t limit) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) fail(Code::kIo, path + ": is a folder, expected a file");
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   const std::int64_t size = in ? static_cast<std::int64_t>(in.tellg()) : -1;
   if (size < 0) fail(Code::kIo, path + ": cannot be opened");
@@ -406,6 +409,7 @@ Status load_plan(const std::string& json_path, const std::string& tensors_path, 
     const json document = parse(read_file(json_path, kMaxJsonBytes), json_path);
     std::string path = tensors_path;
     const Node named = Node{&document, ""}.at("tensors");
+    if (!path.empty() && named.value->is_null()) fail(Code::kMismatch, "/tensors is null, but " + path + " is given; pass no tensors");
     if (path.empty() && !named.value->is_null()) {
       const std::string file = named.at("file").text();
       if (file.empty() || file.find_first_of("/\\") != std::string::npos || file.find('\0') != std::string::npos) {

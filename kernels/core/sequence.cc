@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-
 namespace kvrt {
 namespace {
 
@@ -35,6 +34,29 @@ Status check_sequence(const Context& context, const kvrt_batch& batch, std::int6
                                          (ended ? " behind a row without token" : ", expected " + std::to_string(first + (row - begin))));
     }
     ended = ended || position < 0;
+  }
+  return {};
+}
+
+// Two places of a sequence in one page would overwrite each other. Exact pages: sinks and ring together; base pages: those that this
+// step writes against all before them.
+Status check_shared_pages(const LayerContext& layer, const Sequence& sequence, std::int64_t seq, const std::int64_t needed[KVRT_SEGMENTS]) {
+  const auto refuse = [&](const char* segment, std::int64_t id) {
+    return Status(Code::kArgument, "layer " + std::to_string(layer.plan->index) + " " + seq_name(seq) + ": page " + std::to_string(id) +
+                                       " stands twice among its " + segment + " pages; give each place a page of its own");
+  };
+  const std::int64_t n_sink = needed[KVRT_SINK], n_exact = n_sink + needed[KVRT_WINDOW];
+  const auto exact = [&](std::int64_t i) { return i < n_sink ? sequence.pages[KVRT_SINK][i] : sequence.pages[KVRT_WINDOW][i - n_sink]; };
+  for (std::int64_t i = 0; i < n_exact; ++i) {
+    for (std::int64_t j = 0; j < i; ++j) {
+      if (exact(i) == exact(j)) return refuse("sink and window", exact(i));
+    }
+  }
+  std::int64_t before[KVRT_SEGMENTS];
+  pages_needed(layer, sequence.before, before);
+  const std::int32_t* const base = sequence.pages[KVRT_BASE];
+  for (std::int64_t p = std::max<std::int64_t>(0, before[KVRT_BASE] - 1); p < needed[KVRT_BASE]; ++p) {
+    if (std::find(base, base + p, base[p]) != base + p) return refuse("base", base[p]);
   }
   return {};
 }
@@ -126,6 +148,7 @@ Status check_pages(const LayerContext& layer, const kvrt_batch& batch, const kvr
                                            " has id " + std::to_string(id) + ", the pool has " + std::to_string(limit[i]) + " pages");
       }
     }
+    if (Status status = check_shared_pages(layer, sequence, s, needed); !status.ok()) return status;
   }
   return {};
 }

@@ -65,6 +65,7 @@ ordered_json contender_to_json(const EvalContender& contender) {
   if (contender.effective_bits_2048) out["effective_bits_2048"] = *contender.effective_bits_2048;
   if (contender.effective_bits_8192) out["effective_bits_8192"] = *contender.effective_bits_8192;
   out["indistinguishable"] = contender.indistinguishable;
+  if (contender.length_limit) out["length_limit"] = *contender.length_limit;
   out["total"] = block_to_json(contender.total);
   out["buckets"] = ordered_json::array();
   for (const EvalBucket& bucket : contender.buckets)
@@ -86,6 +87,7 @@ EvalContender contender_from_json(const JsonValue& value) {
   if (value.has("effective_bits_2048")) out.effective_bits_2048 = value.at("effective_bits_2048").number();
   if (value.has("effective_bits_8192")) out.effective_bits_8192 = value.at("effective_bits_8192").number();
   out.indistinguishable = value.at("indistinguishable").boolean();
+  if (value.has("length_limit")) out.length_limit = value.at("length_limit").integer();
   out.total = block_from_json(value.at("total"));
   const JsonValue buckets = value.at("buckets");
   for (std::size_t i = 0; i < buckets.size(); ++i) {

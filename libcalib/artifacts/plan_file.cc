@@ -7,6 +7,7 @@
 
 #include "libcalib/artifacts/plan_json.h"
 #include "libcalib/base/json.h"
+#include "libcalib/base/mapped_file.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/atomic_file.h"
@@ -47,6 +48,7 @@ std::vector<io::NamedArray> read_arrays(const nlohmann::json& document, const io
   if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos || name.find('\\') != std::string::npos || has_control)
     fail(ErrorKind::kFormat, path, "{} is \"{}\", expected the name of a file in the plan's own folder", file.path(), to_valid_utf8(name));
   const std::string beside = folder_of(path) + name;
+  require_file(beside, fmt::format("{} needs it, for its constants: keep both together, or make the plan again", path));
   const std::string expected = tensors.at("sha256").string(), found = sha256_of_file(beside);
   if (found != expected)
     fail(ErrorKind::kMismatch, beside, "is not the tensor file of {}: sha256 {}, {}/sha256 states {}", path, found, tensors.path(), to_valid_utf8(expected));
@@ -67,25 +69,40 @@ std::vector<std::string> plan_schema_problems(const std::string& path) {
 
 namespace {
 
-/// True if the plan that stands at `path` names this tensor file as its own.
-bool belongs_to_plan(const std::string& beside, const std::string& path) {
+/// Name of the tensor file in the JSON file at `path`; empty if it names none.
+std::string named_tensor_file(const std::string& path) {
   try {
     const nlohmann::json document = io::read_json_file(path);
     const auto tensors = document.find("tensors");
-    return tensors != document.end() && tensors->is_object() && tensors->value("file", "") == name_of(beside);
+    return tensors != document.end() && tensors->is_object() ? tensors->value("file", "") : "";
   } catch (const Error&) {
-    return false;  // no plan, or no JSON
+    return "";  // no plan, or no JSON
   } catch (const nlohmann::json::exception&) {
-    return false;
+    return "";
   }
 }
 
+bool belongs_to_plan(const std::string& beside, const std::string& path) { return named_tensor_file(path) == name_of(beside); }
+
 }  // namespace
+
+std::vector<std::string> plan_input_files(const std::string& path) {
+  std::vector<std::string> files = {path};
+  if (const std::string name = named_tensor_file(path); !name.empty()) files.push_back(folder_of(path) + name);
+  return files;
+}
+
+void check_tensor_path(const std::string& path) {
+  const std::string beside = plan_tensor_path(path);
+  std::error_code error;
+  if (std::filesystem::exists(beside, error) && !belongs_to_plan(beside, path))
+    fail(ErrorKind::kUsage, beside, "exists and is not the tensor file of a plan at {}: it would be replaced; remove it or give the plan another name", path);
+}
 
 void write_plan(const plan::Plan& plan, const std::string& path) {
   const std::string beside = plan_tensor_path(path);
   std::error_code error;
-  const bool exists = std::filesystem::exists(beside, error), own = exists && belongs_to_plan(beside, path);
+  const bool own = std::filesystem::exists(beside, error) && belongs_to_plan(beside, path);
   nlohmann::ordered_json document;
   document["schema"] = {{"name", kPlanSchemaName}, {"version", kPlanSchemaVersion}};
   document.update(plan_to_json(plan));
@@ -97,8 +114,7 @@ void write_plan(const plan::Plan& plan, const std::string& path) {
     return;
   }
   const std::string bytes = io::safetensors_bytes(arrays);
-  if (exists && !own)
-    fail(ErrorKind::kUsage, beside, "exists and is not the tensor file of a plan at {}: it would be replaced; remove it or give the plan another name", path);
+  check_tensor_path(path);
   document["tensors"] = {{"file", name_of(beside)}, {"bytes", bytes.size()}, {"sha256", sha256_hex(bytes)}};
   const std::string text = io::json_text(document, path);
   // Both are complete under temporary names before either appears. A plan whose tensors are not its own is refused by hash.
@@ -110,6 +126,7 @@ void write_plan(const plan::Plan& plan, const std::string& path) {
 }
 
 plan::Plan read_plan(const std::string& path, const LogSink& log) {
+  require_file(path, "kvplan writes plans");
   const nlohmann::json document = io::read_json_file(path);
   const io::JsonValue root(document, path);
   check_schema(root, path);

@@ -10,6 +10,7 @@
 #include "kernels/core/plan_constants.h"
 #include "libcalib/artifacts/plan_json.h"
 #include "libcalib/artifacts/plan_unit_fields.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/provenance.h"
 #include "libcalib/plan/cost_model.h"
@@ -24,6 +25,26 @@ std::string escape_pointer(const std::string& key) {
   std::string out;
   for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
   return out;
+}
+
+/// "/a/0 is 3, expected 4" of the first place where two values differ; empty if they are equal.
+std::string first_difference(const json& found, const json& expected, const std::string& path) {
+  if (found == expected) return "";
+  if (found.is_array() && expected.is_array()) {
+    if (found.size() != expected.size()) return fmt::format("{} has {}, expected {}", path, counted(found.size(), "element"), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i)
+      if (std::string text = first_difference(found[i], expected[i], fmt::format("{}/{}", path, i)); !text.empty()) return text;
+  }
+  if (found.is_object() && expected.is_object()) {
+    for (const auto& [key, value] : expected.items()) {
+      const std::string place = path + "/" + escape_pointer(key);
+      if (!found.contains(key)) return fmt::format("{} is missing, expected {}", place, io::shown_json(value));
+      if (std::string text = first_difference(found.at(key), value, place); !text.empty()) return text;
+    }
+    for (const auto& [key, value] : found.items())
+      if (!expected.contains(key)) return fmt::format("{} is {}, expected none", path + "/" + to_valid_utf8(escape_pointer(key)), io::shown_json(value));
+  }
+  return fmt::format("{} is {}, expected {}", path, io::shown_json(found), io::shown_json(expected));
 }
 
 /// One object being read: typed access by JsonValue, and a record of the members nobody asked for.
@@ -98,9 +119,10 @@ void Reader::keep_unknown(const std::string& path, std::initializer_list<std::st
 }
 
 void Reader::expect(const JsonValue& object, const char* key, const nlohmann::ordered_json& expected, const std::string& reason) const {
-  const JsonValue found = object.at(key);
-  const json& node = document_.at(json::json_pointer(found.path()));
-  if (node != json(expected)) found.wrong(fmt::format("{} ({})", expected.dump(), reason));
+  const std::string path = object.at(key).path();
+  const json wanted = expected;
+  if (const std::string difference = first_difference(document_.at(json::json_pointer(path)), wanted, path); !difference.empty())
+    fail(ErrorKind::kFormat, where_, "{} ({})", difference, reason);
 }
 
 void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit) {

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "libcalib/base/error.h"
+#include "libcalib/base/mapped_file.h"
 #include "libcalib/io/h5.h"
 #include "libcalib/io/provenance.h"
 
@@ -103,6 +104,7 @@ void write_sens_file(const std::string& path, const SensResult& result) {
 }
 
 SensResult read_sens_file(const std::string& path) {
+  require_file(path, "kvsens writes scores");
   const H5Reader file(path, kSensSchema, kSensVersion);
   SensResult out;
   out.n_sinks = file.integer_attribute("/", "n_sinks");

@@ -4,6 +4,7 @@
 #include "libcalib/artifacts/stats_file.h"
 #include "libcalib/artifacts/stats_layout.h"
 #include "libcalib/base/error.h"
+#include "libcalib/base/mapped_file.h"
 #include "libcalib/io/h5.h"
 #include "libcalib/io/provenance.h"
 
@@ -125,7 +126,11 @@ ReferenceSummary read_reference(const H5Reader& file) {
 }  // namespace
 
 struct StatsReader::Impl {
-  explicit Impl(const std::string& path) : file(path, kStatsSchema, kStatsVersion) {}
+  explicit Impl(const std::string& path) : file(open(path)) {}
+  static H5Reader open(const std::string& path) {
+    require_file(path, "kvcalib writes statistics");
+    return H5Reader(path, kStatsSchema, kStatsVersion);
+  }
   H5Reader file;
   StatsHeader header;
   ReferenceSummary reference;

@@ -1,5 +1,6 @@
 #include "libcalib/base/json.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstring>
@@ -16,10 +17,24 @@ namespace {
 
 constexpr std::size_t kMaxDepth = 128;
 
+/// "line 3, column 7 (byte 120): `"scale": NaN,`", or that the text ends there. `position`: bytes read, the last of which was wrong.
+std::string place_text(std::string_view text, std::size_t position) {
+  constexpr std::size_t kShown = 24;
+  const std::size_t wrong = position == 0 ? 0 : position - 1;
+  const bool at_end = wrong >= text.size();
+  const std::size_t at = at_end ? text.size() : wrong;
+  const std::string_view before = text.substr(0, at);
+  const std::size_t line_begin = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  const std::string place = fmt::format("line {}, column {} (byte {})", std::count(before.begin(), before.end(), '\n') + 1, at - line_begin + 1, position);
+  if (at_end) return place + ": the text ends within a value; is the file cut off?";
+  const std::size_t begin = std::max(line_begin, at - std::min(at, kShown)), end = std::min(at + kShown, text.find('\n', at));
+  return fmt::format("{}: `{}`", place, to_valid_utf8(text.substr(begin, end - begin)));
+}
+
 // Checks what the DOM parser accepts in silence (duplicate keys, depth, numbers out of range) on the way to the DOM.
 class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
  public:
-  StrictBuilder(const std::string& where, nlohmann::json& root) : where_(where), root_(root) {}
+  StrictBuilder(std::string_view text, const std::string& where, nlohmann::json& root) : text_(text), where_(where), root_(root) {}
 
   bool null() override { return put(nullptr); }
   bool boolean(bool v) override { return put(v); }
@@ -43,8 +58,7 @@ class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
     const bool utf8 = std::strstr(e.what(), "UTF-8") != nullptr;
     const bool range = std::strstr(e.what(), "out of range") != nullptr || std::strstr(e.what(), "out_of_range") != nullptr;
-    fail(ErrorKind::kFormat, where_, "not valid JSON at byte {}{}", position,
-         utf8 ? ": invalid UTF-8 in a string" : range ? ": number out of range" : "");
+    fail(ErrorKind::kFormat, where_, "not valid JSON at {}{}", place_text(text_, position), utf8 ? ", invalid UTF-8 in a string" : range ? ", number out of range" : "");
   }
 
  private:
@@ -83,6 +97,7 @@ class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
     return p.empty() ? "/" : to_valid_utf8(p);
   }
 
+  std::string_view text_;
   const std::string& where_;
   nlohmann::json& root_;
   std::vector<nlohmann::json*> stack_;
@@ -98,7 +113,7 @@ nlohmann::json parse_json_strict(std::string_view text, const std::string& where
   if (const std::string foreign = describe_foreign_content(text.substr(0, 512)); !foreign.empty())
     fail(ErrorKind::kFormat, where, "expected JSON, found: {}", foreign);
   nlohmann::json root;
-  StrictBuilder builder(where, root);
+  StrictBuilder builder(text, where, root);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder)) fail(ErrorKind::kFormat, where, "not valid JSON");
   return root;
 }

@@ -10,7 +10,7 @@
 namespace calib {
 
 /// Parses one JSON document. Stricter than the library's default: duplicate keys, nesting deeper than 128, invalid
-/// UTF-8, numbers that overflow to infinity and trailing text are errors (kFormat naming `where` and the byte offset).
+/// UTF-8, numbers that overflow to infinity and trailing text are errors (kFormat naming `where`, line, column, byte and the text there).
 /// Locale-independent.
 nlohmann::json parse_json_strict(std::string_view text, const std::string& where);
 

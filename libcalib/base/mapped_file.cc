@@ -57,6 +57,11 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+void require_file(const std::string& path, const std::string& advice) {
+  std::error_code ignored;
+  if (std::filesystem::symlink_status(path, ignored).type() == std::filesystem::file_type::not_found) fail(ErrorKind::kNotFound, path, "file not found; {}", advice);
+}
+
 void MappedFile::check_not_shrunk() const {
   struct stat info {};
   if (fd_ >= 0 && ::fstat(fd_, &info) == 0 && static_cast<std::size_t>(info.st_size) < size_)

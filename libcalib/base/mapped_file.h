@@ -33,4 +33,7 @@ class MappedFile {
   int fd_ = -1;
 };
 
+/// Throws kNotFound with `advice`, what to do then, if nothing stands under `path`. What else may be wrong is left to MappedFile.
+void require_file(const std::string& path, const std::string& advice);
+
 }  // namespace calib

@@ -9,6 +9,7 @@
 #include "libcalib/base/error.h"
 #include "libcalib/base/json.h"
 #include "libcalib/base/mapped_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/atomic_file.h"
 
@@ -125,12 +126,20 @@ nlohmann::json read_json_file(const std::string& path) {
   return parse_json_strict(file.bytes(), path);
 }
 
+std::string shown_json(const nlohmann::json& value) {
+  constexpr std::size_t kShown = 80;
+  std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (text.size() <= kShown) return text;
+  if (value.is_structured()) return fmt::format("{} of {}", value.is_array() ? "a list" : "an object", value.size());
+  return to_valid_utf8(text.substr(0, kShown)) + "…";
+}
+
 JsonValue::JsonValue(const nlohmann::json& value, std::string file, std::string path)
     : value_(&value), file_(std::move(file)), path_(std::move(path)) {}
 
 void JsonValue::wrong(const std::string& expected) const {
   std::string found = value_->type_name();
-  if (value_->is_number() || value_->is_boolean()) found = value_->dump();
+  if (value_->is_primitive()) found = shown_json(*value_);
   fail(ErrorKind::kFormat, file_, "{} is {}, expected {}", path_.empty() ? "/" : path_, found, expected);
 }
 
@@ -150,7 +159,7 @@ std::size_t JsonValue::size() const {
 }
 
 JsonValue JsonValue::element(std::size_t i) const {
-  if (i >= size()) fail(ErrorKind::kFormat, file_, "{} has {} elements, expected more than {}", path_, size(), i);
+  if (i >= size()) fail(ErrorKind::kFormat, file_, "{} has {}, expected more than {}", path_, counted(size(), "element"), i);
   return JsonValue(value_->at(i), file_, path_ + "/" + fmt::format("{}", i));
 }
 

@@ -20,6 +20,9 @@ void write_json_file(const std::string& path, const nlohmann::ordered_json& valu
 /// parse_json_strict on a whole file. Throws: kNotFound, kIo, kFormat.
 nlohmann::json read_json_file(const std::string& path);
 
+/// A value as messages show it: its JSON, cut where it is long.
+std::string shown_json(const nlohmann::json& value);
+
 /// One value of a parsed document and where it stands. Every failure is kFormat at "<file>" naming the JSON path, what was
 /// found and what was expected. The document must outlive it.
 class JsonValue {

@@ -153,8 +153,9 @@ class NormedHead final : public Head {
   NormedHead(at::Tensor norm, at::Tensor weight, double rms_epsilon)
       : norm_(std::move(norm)), weight_(std::move(weight)), rms_epsilon_(rms_epsilon) {}
   at::Tensor logits(const at::Tensor& h) const override {
-    return linear_map(rms_norm(h, norm_, rms_epsilon_), weight_).to(at::kFloat);
+    return linear_map(normalise(h), weight_).to(at::kFloat);
   }
+  at::Tensor normalise(const at::Tensor& h) const override { return rms_norm(h, norm_, rms_epsilon_); }
   std::int64_t vocab_size() const override { return weight_.size(0); }
 
  private:

@@ -210,6 +210,7 @@ CacheGeometry read_cache_geometry(const std::string& path) {
     file = (fs::path(path) / "config.json").string();
     if (!fs::exists(file, ignored)) fail(ErrorKind::kNotFound, path, "holds no config.json; name a model's folder, its config.json or a GGUF file");
   }
+  require_file(file, "name a model's folder, its config.json or a GGUF file");
   const MappedFile mapped(file);
   if (mapped.bytes().substr(0, 4) == "GGUF") return parse_gguf_cache_geometry(weights::parse_gguf_metadata(mapped));
   if (const std::string what = describe_foreign_content(mapped.bytes()); !what.empty()) fail(ErrorKind::kFormat, file, "{}; expected config.json or a GGUF file", what);

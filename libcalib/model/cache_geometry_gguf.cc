@@ -1,4 +1,5 @@
 #include "libcalib/base/utf8.h"
+#include "libcalib/model/architecture.h"
 #include "libcalib/model/cache_geometry_layers.h"
 #include "libcalib/model/config_checks.h"
 #include "libcalib/weights/gguf.h"
@@ -54,7 +55,8 @@ CacheGeometry parse_gguf_cache_geometry(const weights::GgufMetadata& metadata) {
   if (!arch) fail(ErrorKind::kFormat, metadata.path, "key general.architecture is missing (a later part of a split model? name the first)");
   const ArchKeys keys(metadata, *arch);
   CacheGeometry out;
-  out.model_type = *arch;
+  const ArchitectureRow* const row = find_gguf_architecture(*arch);
+  out.model_type = row ? row->model_type : *arch;  // the name that every file of ours has
   for (const char* key : {"attention.kv_lora_rank", "attention.key_length_swa", "attention.chunk_size"})
     if (metadata.has(keys.key(key))) fail(ErrorKind::kUnsupported, metadata.path, "key {}: a cache of this kind is not counted by this version", keys.key(key));
   out.n_layers = keys.required("block_count");

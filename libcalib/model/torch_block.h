@@ -48,6 +48,8 @@ class Head {
   virtual ~Head() = default;
   /// h: [n, C] -> fp32 logits [n, V]. Differentiable.
   virtual at::Tensor logits(const at::Tensor& h) const = 0;
+  /// The final norm alone: h: [n, C] -> [n, C].
+  virtual at::Tensor normalise(const at::Tensor& h) const = 0;
   virtual std::int64_t vocab_size() const = 0;
 };
 

@@ -58,12 +58,34 @@ Budget parse_budget(const std::string& text) {
   return budget;
 }
 
-double parse_positive(std::string_view text, const std::string& option) {
+double parse_above(double low, std::string_view text, const std::string& option, const char* example) {
   double value = 0;
   std::string_view rest;
-  if (!leading_number(text, &value, &rest) || !rest.empty() || !(value > 0))
-    fail(ErrorKind::kUsage, option + " " + std::string(text), "expected a number > 0 with a decimal point, such as 0.05");
+  if (!leading_number(text, &value, &rest) || !rest.empty() || !(value > low))
+    fail(ErrorKind::kUsage, option + " " + std::string(text), "expected a number above {}, such as {}", low, example);
   return value;
+}
+
+std::string rounded_up(double value) {
+  if (!(value > 0)) return "0";
+  const double unit = std::pow(10.0, std::floor(std::log10(value)) - 2);
+  std::string text;
+  // A decimal form may read back just below the value: the next one does not.
+  for (double steps = std::floor(value / unit);; ++steps) {
+    text = fmt::format("{:.3g}", steps * unit);
+    double back = 0;
+    std::from_chars(text.data(), text.data() + text.size(), back);
+    if (back >= value) return text;
+  }
+}
+
+std::string bits_that_allow(std::int64_t bytes, std::int64_t elements) {
+  for (double hundredths = std::floor(800.0 * static_cast<double>(bytes) / static_cast<double>(elements));; ++hundredths) {
+    std::string text = fmt::format("{:.2f}", hundredths / 100);
+    double bits = 0;
+    std::from_chars(text.data(), text.data() + text.size(), bits);
+    if (budget_bytes({Budget::Kind::kEffectiveBits, bits, text}, elements, 1, 1) >= bytes) return text;
+  }
 }
 
 std::int64_t budget_bytes(const Budget& budget, std::int64_t elements, std::int64_t context_tokens, std::int64_t batch) {

@@ -42,6 +42,8 @@ std::vector<Reason> evidence_reasons(const kvrt::Scheme& scheme, Side side, cons
   std::string remedy = "ranges per token";
   if (channel) remedy = "ranges per channel keep them apart";
   else if (scheme.had) remedy = "the rotation spreads them";
+  else if (scheme.smooth) remedy = "the factors of `smooth` shrink them";
+  else if (scheme.outlier_per_mille > 0) remedy = "the farthest values stand beside the codes";
   else if (kvrt::code_bits(scheme.format) >= 8) remedy = "8 bits and more bear them";
   std::vector<Reason> reasons;
   reasons.push_back({"outlier_ratio",

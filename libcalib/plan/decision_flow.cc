@@ -1,3 +1,4 @@
+#include "libcalib/base/plural.h"
 #include "libcalib/plan/decision_flow.h"
 
 #include <algorithm>
@@ -182,7 +183,7 @@ std::vector<Reason> affordability(const std::vector<LayerGeometry>& layers, cons
   const std::int64_t plain = plain_16_bit_bytes(layers, accounting), elements = cache_elements(layers, accounting);
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   std::vector<Reason> steps;
-  steps.push_back({"asked", fmt::format("{} at {} tokens x batch {}{}", asked, accounting.context_tokens, accounting.batch,
+  steps.push_back({"asked", fmt::format("{} at {} x batch {}{}", asked, counted(accounting.context_tokens, "token"), accounting.batch,
                                         limit_bytes > 0 ? fmt::format(": {} for K and V", format_bytes(limit_bytes)) : ": the fewest bytes that hold it"),
                    {{"context_tokens", number(accounting.context_tokens)}, {"batch", number(accounting.batch)}, {"limit_bytes", number(limit_bytes)}}});
   const double bits = effective_bits(plain, elements);
@@ -206,7 +207,7 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
     for (const auto& [why, schemes] : by_rule) step.text += fmt::format("; {} ({})", fmt::join(schemes, " "), why);
     steps.push_back(std::move(step));
   }
-  steps.push_back({"candidates", fmt::format("{} schemes of list {} and {} windows, scored by {}", c.sens().schemes.size(), c.sens().candidate_list, c.sens().windows.size(), c.metric()),
+  steps.push_back({"candidates", fmt::format("{} of list {} and {}, scored by {}", counted(c.sens().schemes.size(), "scheme"), c.sens().candidate_list, counted(c.sens().windows.size(), "window"), c.metric()),
                    {{"schemes", static_cast<double>(c.sens().schemes.size())}, {"windows", static_cast<double>(c.sens().windows.size())}}});
   steps.push_back(outlier_step(c, evidence));
 

@@ -1,3 +1,4 @@
+#include "libcalib/base/plural.h"
 #include "libcalib/plan/joint.h"
 
 #include <algorithm>
@@ -125,14 +126,14 @@ std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates
 std::vector<LayerOption> choice_of(const Candidates& candidates, const Plan& plan) {
   const sens::SensResult& sens = candidates.sens();
   if (plan.sink_tokens != sens.n_sinks)
-    fail(ErrorKind::kMismatch, "sinks", "the plan keeps {} tokens exact, the scores were made with {}", plan.sink_tokens, sens.n_sinks);
+    fail(ErrorKind::kMismatch, "sinks", "the plan keeps {} exact, the scores were made with {}", counted(plan.sink_tokens, "token"), sens.n_sinks);
   CALIB_CHECK(plan.layers.size() == candidates.n_layers());
   std::vector<LayerOption> choice;
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     const LayerPlan& layer = plan.layers[l];
     const auto window = std::find(sens.windows.begin(), sens.windows.end(), plan.window_of(layer));
     if (window == sens.windows.end())
-      fail(ErrorKind::kMismatch, fmt::format("layer {}", layer.index), "the plan's window of {} tokens was not scored", plan.window_of(layer));
+      fail(ErrorKind::kMismatch, fmt::format("layer {}", layer.index), "the plan's window of {} was not scored", counted(plan.window_of(layer), "token"));
     choice.push_back(candidates.option(l, scheme_index(candidates, l, Side::kK, layer.k.scheme), scheme_index(candidates, l, Side::kV, layer.v.scheme),
                                        static_cast<std::size_t>(window - sens.windows.begin())));
   }

@@ -71,6 +71,9 @@ struct Measured {
   double ppl_ratio = 1, ppl_ratio_se = 0;
   std::int64_t n_documents = 0, n_tokens = 0, seq_len = 0;
   std::string documents_sha256;            ///< of the text, as DataIdentity
+  std::optional<std::int64_t> length_limit = {};  ///< for Monitor
+  /// Standard errors are over documents: a single one has none that a decision may rest on.
+  bool has_error() const { return n_documents >= 2; }
 };
 
 /// Sum over units of the score that was spent. METHODS.md 7: a metric in nats predicts KL = slope x score.
@@ -133,7 +136,7 @@ struct Rung {
 struct Monitor {
   double kl_max = 0.05, ppl_ratio_max = 1.10, ttft_ratio_max = 1.15, itl_ratio_max = 1.15;
   double hit_rate_min = 0.70, hbm_utilisation_min = 0.50, sm_utilisation_max = 0.90;
-  std::optional<std::int64_t> length_limit;
+  std::optional<std::int64_t> length_limit;  ///< position from which the measured perplexity ratio was above its limit
 };
 
 struct Plan {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "libcalib/base/error.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/quant/scheme.h"
 
 namespace calib::plan {
@@ -51,11 +52,16 @@ std::string missing_on_arch(const std::string& arch, kvrt::Format format) {
 
 std::string restrictions_text(const Restrictions& r) {
   std::vector<std::string> parts;
-  if (!r.k.empty()) parts.push_back(fmt::format("--allow-k {}", fmt::join(r.k, ",")));
-  if (!r.v.empty()) parts.push_back(fmt::format("--allow-v {}", fmt::join(r.v, ",")));
+  const auto list = [&](const char* option, const auto& items, const char* noun) {
+    constexpr std::size_t kMostNamed = 3;
+    if (items.size() > kMostNamed) parts.push_back(fmt::format("{} ({})", option, counted(items.size(), noun)));
+    else if (!items.empty()) parts.push_back(fmt::format("{} {}", option, fmt::join(items, ",")));
+  };
+  list("--allow-k", r.k, "scheme");
+  list("--allow-v", r.v, "scheme");
   if (r.same_kv) parts.push_back("--same-kv");
   if (r.one_pair) parts.push_back("--one-pair");
-  if (!r.skip_layers.empty()) parts.push_back(fmt::format("--skip-layers {}", fmt::join(r.skip_layers, ",")));
+  list("--skip-layers", r.skip_layers, "layer");
   if (!r.arch.empty()) parts.push_back("--arch " + r.arch);
   return fmt::format("{}", fmt::join(parts, " "));
 }

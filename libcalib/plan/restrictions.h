@@ -26,7 +26,8 @@ void check_arch(const std::string& arch);
 /// Empty if devices of this capability (empty = any) have instructions for the format; else why not.
 std::string missing_on_arch(const std::string& arch, kvrt::Format format);
 
-/// Restrictions in the spelling of kvplan's options, "--same-kv --skip-layers 0,1"; empty without any.
+/// Restrictions in the spelling of kvplan's options, "--same-kv --skip-layers 0,1"; empty without any. A list of more than three is
+/// counted, not named: "--allow-k (20 schemes)".
 std::string restrictions_text(const Restrictions& restrictions);
 
 }  // namespace calib::plan

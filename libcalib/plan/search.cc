@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "libcalib/quant/scheme.h"
@@ -54,7 +55,7 @@ std::int64_t hypothetical_least(const Candidates& c, std::int64_t window, const 
 /// The cheapest change that makes `limit` bytes reachable, as a sentence part.
 std::string cheapest_fix(const Candidates& c, std::int64_t limit) {
   const std::int64_t smallest = *std::min_element(c.sens().windows.begin(), c.sens().windows.end());
-  const auto bits = [&](std::int64_t bytes) { return fmt::format("{:.2f}", effective_bits(bytes, c.elements())); };
+  const auto bits = [&](std::int64_t bytes) { return bits_that_allow(bytes, c.elements()); };
   for (const std::int64_t window : {64, 32, 16, 0}) {
     if (window >= smallest) continue;
     const std::int64_t bytes = hypothetical_least(c, window, {});
@@ -113,14 +114,16 @@ std::string typical_choice(const Candidates& c, const std::vector<LayerOption>& 
   std::string asked, minimum;
   if (budget.kind == Budget::Kind::kEffectiveBits) {
     asked = fmt::format("{} effective bits at T={}", budget.text, a.context_tokens);
-    minimum = fmt::format("{:.2f}", effective_bits(least, c.elements()));
+    minimum = bits_that_allow(least, c.elements());
   } else {
     asked = fmt::format("{} at T={} x batch {} ({} bytes)", budget.text, a.context_tokens, a.batch, limit);
     minimum = fmt::format("{} bytes ({}, {:.2f} effective bits)", least, format_bytes(least), effective_bits(least, c.elements()));
+    const std::int64_t n_tokens = a.context_tokens * a.batch;
+    if (budget.kind == Budget::Kind::kBytesPerToken) minimum = fmt::format("{}B/token, {}", (least + n_tokens - 1) / n_tokens, minimum);
   }
   const std::string loosened = restriction_fix(c, [&](const Candidates& free) -> std::string {
     const std::int64_t bytes = least_bytes_of(problems_of(free, window_per_layer, {}, with_constants));
-    return bytes <= limit ? fmt::format("the minimum is {:.2f} effective bits", effective_bits(bytes, c.elements())) : "";
+    return bytes <= limit ? fmt::format("the minimum is {} effective bits", bits_that_allow(bytes, c.elements())) : "";
   });
   const std::optional<Found> smallest = best_within(c, problems, least);
   CALIB_CHECK(smallest);
@@ -131,35 +134,59 @@ std::string typical_choice(const Candidates& c, const std::vector<LayerOption>& 
                                 : cheapest_fix(c, limit));
 }
 
-Found within_score(const Candidates& c, const std::vector<Problem>& problems, double limit) {
-  double aim = c.wide_groups() ? limit / kWideGroupFactor : limit;
+double lowest_score(const std::vector<Problem>& problems) {
   double lowest = std::numeric_limits<double>::infinity();
-  // The margin of wide query groups adds the plan's own standard error, known only afterwards: aim lower until it holds.
-  for (int round = 0; round < 64; ++round, aim *= 0.9) {
-    std::optional<Found> best;
-    for (const Problem& p : problems) {
-      if (const std::optional<Solution> s = p.knapsack.least_bytes(aim)) {
-        if (!best || s->bytes < best->solution.bytes || (s->bytes == best->solution.bytes && s->score < best->solution.score))
-          best = found_of(c, p, *s);
-      } else {
-        lowest = std::min(lowest, p.knapsack.minimum_score());
-      }
-    }
-    if (!best) break;
-    if (!c.wide_groups() || kWideGroupFactor * best->score + best->se <= limit) {
-      best->limit_score = limit;
-      return *best;
-    }
-    lowest = std::min(lowest, best->score);
+  for (const Problem& p : problems) lowest = std::min(lowest, p.knapsack.minimum_score());
+  return lowest;
+}
+
+/// Fewest bytes whose score is at most `aim`.
+std::optional<Found> cheapest_within(const Candidates& c, const std::vector<Problem>& problems, double aim) {
+  std::optional<Found> best;
+  for (const Problem& p : problems)
+    if (const std::optional<Solution> s = p.knapsack.least_bytes(aim))
+      if (!best || s->bytes < best->solution.bytes || (s->bytes == best->solution.bytes && s->score < best->solution.score)) best = found_of(c, p, *s);
+  return best;
+}
+
+/// What a limit on loss must allow for a choice: the margin of wide query groups adds the plan's own standard error.
+double needed_limit(const Candidates& c, const Found& found) { return c.wide_groups() ? kWideGroupFactor * found.score + found.se : found.solution.score; }
+
+/// The lowest limit that can be met.
+double lowest_limit(const Candidates& c, const std::vector<Problem>& problems) {
+  const std::optional<Found> best = cheapest_within(c, problems, lowest_score(problems));
+  CALIB_CHECK(best);
+  return needed_limit(c, *best);
+}
+
+/// A limit in nats as it was asked for. Rounded up, so that it is met when it is typed back in.
+std::string limit_text(const Limits& limits, double nats) {
+  // expm1: a ratio just above 1 keeps its digits.
+  if (!limits.as_ppl_ratio) return rounded_up(nats);
+  const double excess = std::strtod(rounded_up(std::expm1(nats)).c_str(), nullptr);
+  return fmt::format("{:.{}f}", 1 + excess, std::clamp(2 - static_cast<int>(std::floor(std::log10(excess))), 0, 15));
+}
+
+Found within_score(const Candidates& c, const std::vector<Problem>& problems, double limit, const Limits& limits) {
+  // The standard error is known only of a solution: aim lower until the limit holds, at last at the lowest score there is.
+  const double lowest = lowest_score(problems);
+  double aim = c.wide_groups() ? limit / kWideGroupFactor : limit;
+  constexpr int kMostRounds = 64;
+  for (int round = 0; aim >= lowest && round <= kMostRounds; ++round, aim = round < kMostRounds ? std::max(0.9 * aim, lowest) : lowest) {
+    if (aim == lowest || !c.wide_groups()) round = kMostRounds;
+    std::optional<Found> best = cheapest_within(c, problems, aim);
+    if (!best || needed_limit(c, *best) > limit) continue;
+    best->limit_score = limit;
+    return *best;
   }
-  const double reach = c.wide_groups() ? limit / kWideGroupFactor : limit;
   const std::string loosened = restriction_fix(c, [&](const Candidates& free) -> std::string {
-    double best = std::numeric_limits<double>::infinity();
-    for (const Problem& p : problems_of(free, true)) best = std::min(best, p.knapsack.minimum_score());
-    return best <= reach ? fmt::format("the lowest prediction is {:.3g}", best) : "";
+    const double reached = lowest_limit(free, problems_of(free, limits.window_per_layer));
+    return reached <= limit ? fmt::format("{} can be met", limit_text(limits, reached)) : "";
   });
-  fail(ErrorKind::kInfeasible, fmt::format("predicted KL <= {}", limit), "the lowest prediction with these candidates{} is {:.3g}{}; {}",
-       c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", lowest, c.wide_groups() ? fmt::format(" (limits hold for {} x prediction + 1 SE: 4 or more query heads per KV head)", kWideGroupFactor) : "",
+  const char* const what = limits.as_ppl_ratio ? "PPL ratio" : "KL";
+  fail(ErrorKind::kInfeasible, fmt::format("predicted {} <= {}", what, limits.asked.empty() ? fmt::format("{:.6g}", limit) : limits.asked), "the lowest limit that these candidates{} can meet is {}{}; {}",
+       c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", limit_text(limits, lowest_limit(c, problems)),
+       c.wide_groups() ? fmt::format(" ({} x prediction + 1 SE: 4 or more query heads per KV head)", kWideGroupFactor) : "",
        loosened.empty() ? "ask for that, or score wider schemes (kvsens --candidates bf16,int8.channel.g64.pre,…)" : loosened);
 }
 
@@ -228,14 +255,14 @@ Found search(const Candidates& c, const Limits& limits) {
   if (!c.metric_in_nats())
     fail(ErrorKind::kUsage, "--metric " + c.metric(), "a limit on KL or PPL needs a metric in nats (fisher_softmax, logit_kl); use --budget instead");
   const std::vector<Problem> problems = problems_of(c, limits.window_per_layer);
-  if (limits.profile.empty()) return within_score(c, problems, limits.max_score);
+  if (limits.profile.empty()) return within_score(c, problems, limits.max_score, limits);
 
   const Profile profile = profile_of(limits.profile);
-  Found found = within_score(c, problems, profile.max_kl);
+  Found found = within_score(c, problems, profile.max_kl, limits);
   const auto bytes_at = [&](double bits) { return budget_bytes({Budget::Kind::kEffectiveBits, bits, ""}, c.elements(), 1, 1); };
   if (found.bytes > bytes_at(profile.max_bits))
-    fail(ErrorKind::kInfeasible, "--profile " + limits.profile, "predicted KL <= {:.6f} needs {:.2f} effective bits at T={}, the profile ends at {:.2f}; use --profile accuracy, --max-kl or --budget",
-         profile.max_kl, effective_bits(found.bytes, c.elements()), c.accounting().context_tokens, profile.max_bits);
+    fail(ErrorKind::kInfeasible, "--profile " + limits.profile, "predicted KL <= {:.6f} needs {} effective bits at T={}, the profile ends at {:.2f}; use --profile accuracy, --max-kl or --budget",
+         profile.max_kl, bits_that_allow(found.bytes, c.elements()), c.accounting().context_tokens, profile.max_bits);
   if (found.bytes < bytes_at(profile.min_bits)) {  // the band's lower end buys accuracy that the profile's users expect
     const std::int64_t limit = std::max(bytes_at(profile.min_bits), least_bytes_of(problems));
     found = *best_within(c, problems, limit);

@@ -16,6 +16,8 @@ namespace calib::plan {
 struct Limits {
   std::optional<Budget> budget;
   double max_score = 0;          ///< predicted KL in nats; 0 = none
+  bool as_ppl_ratio = false;     ///< max_score was asked for as its exponential, a perplexity ratio: messages say it so
+  std::string asked;             ///< max_score as it was typed, for messages; empty = the number
   std::string profile;           ///< "accuracy", "compact" or empty
   bool window_per_layer = false;
 };

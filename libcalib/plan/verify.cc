@@ -7,6 +7,7 @@
 
 #include "kernels/core/plan_constants.h"
 #include "libcalib/base/error.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/plan/cost_model.h"
 
 namespace calib::plan {
@@ -75,7 +76,7 @@ void check_ladder(const Plan& plan, std::int64_t bytes, std::vector<std::string>
     const Rung& rung = plan.fallback[r];
     if (rung.bytes <= bytes) problems.push_back(fmt::format("fallback rung {} holds {} bytes, not more than what is below it ({})", r, rung.bytes, bytes));
     bytes = rung.bytes;
-    if (!tied && rung.changes.size() > most) problems.push_back(fmt::format("fallback rung {} changes {} units, a tenth is {}", r, rung.changes.size(), most));
+    if (!tied && rung.changes.size() > most) problems.push_back(fmt::format("fallback rung {} changes {}, a tenth is {}", r, counted(rung.changes.size(), "unit"), most));
     std::set<std::pair<int, Side>> changed;
     for (const RungChange& change : rung.changes) {
       const auto unit = bits.find({change.layer, change.side});

@@ -6,6 +6,7 @@
 
 #include "kernels/codec/page_codec.h"
 #include "libcalib/base/error.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/quant/channel_summary.h"
 #include "libcalib/quant/codebook_fit.h"
 #include "libcalib/quant/drawn_tokens.h"
@@ -53,7 +54,7 @@ class Fit {
   void set_share(double alpha) {
     fit_static_thresholds(scheme_, geometry_, summary_, alpha, where_, params_, alpha == 1.0 ? why_ : nullptr);
     if (scheme_.clip && has_groups(scheme_)) params_.clip_alpha = {static_cast<float>(alpha)};
-    if (is_nuq(scheme_)) params_.codebook = fit_codebook(static_cast<float>(alpha));
+    if (is_nuq(scheme_)) fit_codebook(static_cast<float>(alpha));
   }
 
   /// One share a unit, of 1.00, 0.95 ... 0.40: least error, weighted by what an error of a channel costs. Without error feedback.
@@ -77,11 +78,13 @@ class Fit {
     set_share(best);
   }
 
-  std::vector<float> fit_codebook(float alpha) const {
+  void fit_codebook(float alpha) {
     NormalisedHistogram histogram;
     if (has_groups(scheme_)) add_drawn_tokens(alpha, histogram);
     else add_channels(histogram);
-    return stored_codebook(optimal_means(histogram.weight(), histogram.weighted_sum(), std::size_t{1} << kvrt::code_bits(scheme_.format)));
+    const std::vector<double> means = optimal_means(histogram.weight(), histogram.weighted_sum(), std::size_t{1} << kvrt::code_bits(scheme_.format));
+    params_.codebook = stored_codebook(means);
+    if (kvrt::code_bits(scheme_.format) == 2) params_.codebook_qnorm = stored_codebook(match_spread(means, histogram.weight(), histogram.weighted_sum()));
   }
 
   float smooth(std::size_t i) const { return params_.smooth.empty() ? 1.0f : params_.smooth[i]; }
@@ -167,7 +170,7 @@ SchemeParams fit_params(const kvrt::Scheme& scheme, Side side, const stats::Laye
   if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
   if (plan_sinks != 0 && plan_sinks != layer.n_sinks())
     fail(ErrorKind::kUsage, where,
-         "{} sink tokens asked, but the statistics keep {} apart; ask for that many or none, or run kvcalib with --sinks {}", plan_sinks,
+         "{} asked, but the statistics keep {} apart; ask for that many or none, or run kvcalib with --sinks {}", counted(plan_sinks, "sink token"),
          layer.n_sinks(), plan_sinks);
   return Fit(scheme, side, layer, plan_sinks == 0, max_distance, where, why).run();
 }

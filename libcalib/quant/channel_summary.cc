@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "kernels/codec/hadamard.h"
 #include "libcalib/base/error.h"
@@ -11,6 +10,13 @@
 
 namespace calib::quant {
 namespace {
+
+/// Whether `scheme` stores ranges of post-RoPE keys that a later position may leave. Rotated ones are bounded by norms, which RoPE keeps.
+bool needs_every_position(const kvrt::Scheme& s, Side side) {
+  const bool by_channel = s.granularity == kvrt::Granularity::kChannelStatic;
+  const bool whole = s.granularity == kvrt::Granularity::kTensor || s.granularity == kvrt::Granularity::kHead || s.format == kvrt::Format::kNvfp4;
+  return side == Side::kK && !s.pre && (by_channel || (whole && !s.had));
+}
 
 bool is_static(const kvrt::Scheme& s) {
   return s.granularity == kvrt::Granularity::kTensor || s.granularity == kvrt::Granularity::kHead || s.granularity == kvrt::Granularity::kChannelStatic;
@@ -35,16 +41,16 @@ ChannelSummary of_tensor(const stats::TensorStats& tensor, double tail) {
   return s;
 }
 
-/// Keys after RoPE under per-channel thresholds: a pair that has not finished a turn within the text reaches values that no statistic
-/// of this text holds. The norm of its two channels before RoPE bounds both at every position (METHODS.md 4.10).
-void widen_to_every_position(const stats::LayerStats& layer, bool with_sinks, bool percentiles, std::int64_t max_distance, ChannelSummary& s) {
+/// Keys after RoPE under static ranges: a pair that has not finished a turn within the text reaches values that no statistic of this text
+/// holds. The norm of its two channels before RoPE bounds both at every position (METHODS.md 4.10). `turned_too`: also of pairs that have.
+void widen_to_every_position(const stats::LayerStats& layer, bool with_sinks, bool turned_too, std::int64_t max_distance, ChannelSummary& s) {
   const LayerGeometry& g = layer.geometry();
   for (int h = 0; h < s.n_heads; ++h)
     for (int c = 0; c < s.head_dim; ++c) {
       const int partner = rope_partner(g, c);
       if (partner == c) continue;
       const int pair = g.rope_style == RopeStyle::kInterleaved ? c / 2 : std::min(c, partner);
-      if (percentiles && static_cast<double>(max_distance) * g.inv_freq.at(static_cast<std::size_t>(pair)) >= 2 * std::numbers::pi) continue;
+      if (!turned_too && finishes_a_turn(g, pair, max_distance)) continue;
       double norm = layer.pair_absmax[static_cast<std::size_t>(h) * static_cast<std::size_t>(s.head_dim / 2) + static_cast<std::size_t>(pair)];
       if (with_sinks) norm = std::max<double>(norm, std::hypot(layer.k_pre.sink.absmax(h, c), layer.k_pre.sink.absmax(h, partner)));
       s.lo[index_of(s, h, c)] = std::min(s.lo[index_of(s, h, c)], -g.attention_factor * norm);
@@ -116,8 +122,8 @@ ChannelSummary summarise(const kvrt::Scheme& scheme, Side side, const stats::Lay
                          std::int64_t max_distance, const std::string& where, SchemeParams& params) {
   const bool percentiles = is_static(scheme) && scheme.outlier_per_mille > 0 && !scheme.had;
   ChannelSummary s = of_tensor(tensor, percentiles ? scheme.outlier_per_mille / 2000.0 : 0.0);
-  if (side == Side::kK && !scheme.pre && scheme.granularity == kvrt::Granularity::kChannelStatic)
-    widen_to_every_position(layer, with_sinks, percentiles, max_distance, s);
+  if (needs_every_position(scheme, side))
+    widen_to_every_position(layer, with_sinks, scheme.granularity == kvrt::Granularity::kChannelStatic && !percentiles, max_distance, s);
   if (scheme.center) fit_center(where, s, params);
   if (scheme.smooth) fit_smooth(layer.geometry(), where, s, params);
   if (scheme.had && is_static(scheme)) {

@@ -24,8 +24,8 @@ stats::TensorStats coded_tensor(const kvrt::Scheme& scheme, Side side, const sta
 
 /// Summary of `tensor` in stored coordinates; sets params.mean and params.smooth where the scheme has them. Ranges:
 /// - those of all values, or with static ranges and out<p> the percentiles p/2 and 100 - p/2 of each channel;
-/// - keys after RoPE with channel.static: of every position, bounded by the norms of RoPE pairs. With percentiles, pairs that finish a
-///   turn within max_distance positions keep theirs;
+/// - keys after RoPE with static ranges: of every position, bounded by the norms of RoPE pairs. Pairs that finish a turn within
+///   max_distance positions keep what was seen of them (channel.static: only where that is percentiles);
 /// - had: float formats, the norm of the channels' extremes; integers, mean +- sqrt(2 ln n) standard deviations of the rotated channels
 ///   (the largest of n normal values), within that norm.
 /// Throws kNumeric naming what is not finite, kUnsupported where the rotated sinks are in no statistic.

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "libcalib/base/error.h"
 
 namespace calib::quant {
 namespace {
+
+/// Share of the whole weight that a point must have: far above the rounding of prefix sums, far below what moves a mean.
+constexpr double kLeastShare = 1e-12;
 
 /// Prefix sums of the points that have weight.
 struct Points {
@@ -47,8 +51,9 @@ void NormalisedHistogram::add(double x, double weight) {
 std::vector<double> optimal_means(const std::vector<double>& weight, const std::vector<double>& weighted_sum, std::size_t k) {
   CALIB_CHECK(weight.size() == weighted_sum.size() && k >= 1);
   Points points;
+  const double least = kLeastShare * std::accumulate(weight.begin(), weight.end(), 0.0);
   for (std::size_t i = 0; i < weight.size(); ++i) {
-    if (!(weight[i] > 0)) continue;
+    if (!(weight[i] > least)) continue;
     points.weight.push_back(points.weight.back() + weight[i]);
     points.sum.push_back(points.sum.back() + weighted_sum[i]);
   }
@@ -75,6 +80,27 @@ std::vector<double> optimal_means(const std::vector<double>& weight, const std::
   }
   std::reverse(means.begin(), means.end());
   return means;
+}
+
+std::vector<double> match_spread(const std::vector<double>& means, const std::vector<double>& weight, const std::vector<double>& weighted_sum) {
+  CALIB_CHECK(weight.size() == weighted_sum.size() && !means.empty());
+  double total = 0, sum_x = 0, sum_q = 0, sum_xx = 0, sum_qq = 0;
+  std::size_t nearest = 0;
+  for (std::size_t i = 0; i < weight.size(); ++i) {
+    if (!(weight[i] > 0)) continue;
+    const double w = weight[i], x = weighted_sum[i] / w;
+    while (nearest + 1 < means.size() && 2 * x > means[nearest] + means[nearest + 1]) ++nearest;
+    const double q = means[nearest];
+    total += w, sum_x += w * x, sum_q += w * q, sum_xx += w * x * x, sum_qq += w * q * q;
+  }
+  if (!(total > 0)) fail(ErrorKind::kNumeric, "codebook", "all values have weight 0");
+  const double mean_x = sum_x / total, mean_q = sum_q / total;
+  const double variance_x = std::max(0.0, sum_xx / total - mean_x * mean_x), variance_q = sum_qq / total - mean_q * mean_q;
+  if (!(variance_q > 1e-12 * variance_x)) return means;
+  const double factor = std::sqrt(variance_x / variance_q);
+  std::vector<double> moved;
+  for (const double c : means) moved.push_back((c - mean_q) * factor + mean_x);
+  return moved;
 }
 
 std::vector<float> stored_codebook(const std::vector<double>& means) {

@@ -65,6 +65,11 @@ std::string fit_group(const std::string& preset, const char* side, const std::st
   return fitted;
 }
 
+void warn_of_doubtful_parts(const std::vector<std::string>& schemes, const LogSink& log) {
+  for (const std::string& text : schemes)
+    if (const std::string doubt = doubtful_parts(parse_scheme(text)); !doubt.empty()) log.warning(fmt::format("{}: {}", text, doubt));
+}
+
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::size_t begin = 0;
@@ -84,7 +89,7 @@ void append_unique(std::vector<std::string>& list, const std::string& item) {
 }
 
 /// default-1 of FORMATS.md 2: 19 key strings and 15 value strings.
-void append_default(CandidateList& list) {
+void append_default_1(CandidateList& list) {
   for (const char* text : {"bf16", "fp8e4m3.head", "int8.token.g", "int8.channel.g64.pre"}) append_unique(list.k, text);
   for (const char* group : {"g32", "g64"})
     for (const char* modifier : {"", ".had", ".center.had"})
@@ -99,6 +104,28 @@ void append_default(CandidateList& list) {
     for (const char* group : {"g32", "g64"})
       for (const char* modifier : {"", ".had"})
         append_unique(list.v, std::string(format) + ".token." + group + modifier);
+}
+
+/// default-2: error feedback on every integer key string up to 4 bits, and Lloyd-Max keys. Codebooks on values and static channels are
+/// asked for by name: their errors move together over tokens, which the Fisher scores underestimate (scripts/bench/RESULTS.md).
+void append_default_2(CandidateList& list) {
+  append_default_1(list);
+  for (const std::string& text : std::vector<std::string>(list.k))
+    if (text.rfind("int4", 0) == 0 || text.rfind("int3", 0) == 0 || text.rfind("int2", 0) == 0) append_unique(list.k, text + ".ef");
+  for (const char* format : {"lm4", "lm3", "lm2"})
+    for (const char* modifier : {"", ".ef"}) append_unique(list.k, std::string(format) + ".token.g.center.had" + modifier);
+}
+
+/// Appends the default list of that name. False if it is none.
+bool append_default(const std::string& name, CandidateList& list) {
+  if (name == "default" || name == "default-2") {
+    append_default_2(list);
+  } else if (name == "default-1") {
+    append_default_1(list);
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -127,6 +154,12 @@ void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side s
   if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
 }
 
+std::string doubtful_parts(const kvrt::Scheme& scheme) {
+  const bool by_channel = scheme.granularity == kvrt::Granularity::kChannel || scheme.granularity == kvrt::Granularity::kChannelStatic;
+  if (scheme.had && by_channel) return "`had` mixes the channels whose ranges are kept apart, and little of either is left; use it with token groups";
+  return "";
+}
+
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> list = make_presets();
   return list;
@@ -153,6 +186,7 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
     preset.name = text;
     preset.k = kvrt::to_string(parse_scheme(sides[0]));
     preset.v = kvrt::to_string(parse_scheme(sides[1]));
+    warn_of_doubtful_parts({preset.k, preset.v}, log);
     return preset;
   }
   kvrt::Scheme scheme;
@@ -176,13 +210,11 @@ void check_offered(const Preset& preset) {
 }
 
 CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
-  if (text == "default" || text == "default-1") {
-    CandidateList list;
-    list.name = "default-1";
-    append_default(list);
+  CandidateList list;
+  if (append_default(text, list)) {
+    list.name = text == "default" ? "default-2" : text;
     return list;
   }
-  CandidateList list;
   list.name = "custom";
   std::vector<std::string> given;
   for (const std::string& item : split(text, ',')) {
@@ -190,9 +222,8 @@ CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
     if (std::find(given.begin(), given.end(), item) != given.end())
       fail(ErrorKind::kUsage, item, "given twice in the candidate list; name each candidate once");
     given.push_back(item);
-    if (item == "default" || item == "default-1") {
-      append_default(list);
-    } else if (item == "default-2" || item.rfind("target:", 0) == 0) {
+    if (append_default(item, list)) continue;
+    if (item.rfind("target:", 0) == 0) {
       fail(ErrorKind::kUnsupported, item, "this candidate list is not offered in this build; use default, presets or scheme strings");
     } else if (const Preset* preset = find_preset(item)) {
       append_unique(list.k, preset->k);
@@ -212,6 +243,9 @@ CandidateList resolve_candidates(const std::string& text, const LogSink& log) {
       if (!keys_only(scheme)) append_unique(list.v, canonical);
     }
   }
+  std::vector<std::string> all = list.k;
+  for (const std::string& text : list.v) append_unique(all, text);
+  warn_of_doubtful_parts(all, log);
   return list;
 }
 

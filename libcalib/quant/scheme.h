@@ -14,6 +14,9 @@ namespace calib::quant {
 /// Throws kUsage naming the part (`where` = the string).
 kvrt::Scheme parse_scheme(const std::string& text);
 
+/// Empty, or why the parts of a valid scheme work against each other.
+std::string doubtful_parts(const kvrt::Scheme& scheme);
+
 /// Throws: kUsage (shape: part, head_dim and sizes that would work), kUnsupported (not offered in this build).
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side);
 
@@ -31,7 +34,7 @@ struct NamedOnly {
 };
 const std::vector<NamedOnly>& presets_by_name_only();
 /// "PRESET" or "KSCHEME:VSCHEME" (then default sinks and window). A token group larger than head_dim becomes head_dim, with a note.
-/// Throws kUsage listing the known names.
+/// Warns of doubtful_parts(). Throws kUsage listing the known names.
 Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log = {});
 /// Empty if this version can store both sides; else which one it cannot, and why.
 std::string missing_part(const Preset& preset);
@@ -39,8 +42,9 @@ std::string missing_part(const Preset& preset);
 void check_offered(const Preset& preset);
 
 /// `--candidates`: "default", preset names, scheme strings, comma-separated. Returns canonical K and V lists without duplicates.
+/// Warns of doubtful_parts().
 struct CandidateList {
-  std::string name;                 ///< "default-1" or "custom"
+  std::string name;                 ///< "default-2" or "custom"
   std::vector<std::string> k, v;
 };
 CandidateList resolve_candidates(const std::string& text, const LogSink& log = {});

@@ -17,6 +17,8 @@ struct SchemeParams {
   std::vector<float> clip_alpha;        ///< [1] clip over token and channel groups
   std::vector<float> codebook;          ///< [2^b]
   std::vector<float> ef_u, ef_order;    ///< [H, D(D+1)/2], [H, D]; the order holds channel numbers
+  /// [2^b] at 2 bits: `codebook` by Q-Norm. In no file: it takes the place of `codebook` where held-out text says that it is better.
+  std::vector<float> codebook_qnorm;
 
   /// (name in files, array), in the order of files.
   std::array<std::pair<std::string_view, std::vector<float>*>, 8> arrays() {

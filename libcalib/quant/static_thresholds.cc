@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "kernels/codec/group_range.h"
 #include "kernels/core/plan_constants.h"
@@ -46,6 +47,10 @@ float round_down(double value) { return -round_up(-value); }
 
 int rope_partner(const LayerGeometry& layer, int c) {
   return kvrt::rope_partner(layer.rope_style == RopeStyle::kNone ? 0 : layer.rotary_dim, layer.rope_style == RopeStyle::kInterleaved, c);
+}
+
+bool finishes_a_turn(const LayerGeometry& layer, int pair, std::int64_t n_tokens) {
+  return static_cast<double>(n_tokens) * layer.inv_freq.at(static_cast<std::size_t>(pair)) >= 2 * std::numbers::pi;
 }
 
 void fit_static_thresholds(const kvrt::Scheme& scheme, const LayerGeometry& layer, const ChannelSummary& s, double alpha,

@@ -1,6 +1,7 @@
 #pragma once
 // Fits static ranges: of a unit, of a KV head, of a channel.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,5 +21,8 @@ void fit_static_thresholds(const kvrt::Scheme& scheme, const LayerGeometry& laye
 
 /// Channels that RoPE turns together with channel c; c itself where it turns none.
 int rope_partner(const LayerGeometry& layer, int c);
+
+/// Whether RoPE pair `pair` turns at least once within n_tokens positions: a text of that length has shown all its values.
+bool finishes_a_turn(const LayerGeometry& layer, int pair, std::int64_t n_tokens);
 
 }  // namespace calib::quant

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "kernels/core/layout.h"
+#include "kernels/core/plan_constants.h"
 
 namespace calib::sens {
 namespace {
@@ -99,6 +100,22 @@ void lay_out_grid(const quant::CandidateList& candidates, const std::vector<int>
     }
 }
 
+std::string params_key(const SensResult& grid, std::size_t unit, std::size_t scheme_idx) {
+  const UnitId id = grid.units[unit];
+  return fmt::format("{:02}/{}/{}", id.layer, id.side == Side::kK ? "k" : "v", grid.schemes[scheme_idx]);
+}
+
+void store_params(const UnitCandidate& candidate, std::size_t unit, SensResult* grid) {
+  const LayerGeometry& layer = grid->model.layers[layer_position(grid->model, grid->units[unit].layer)];
+  std::vector<FittedArray> arrays;
+  const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(candidate.scheme, layer.n_kv_heads, layer.head_dim);
+  for (const auto& [name, values] : candidate.params.arrays())
+    for (const kvrt::PlanConstant& constant : needed)
+      if (constant.name == name)
+        arrays.push_back({std::string(name), constant.shape[1] ? std::vector<std::int64_t>{constant.shape[0], constant.shape[1]} : std::vector<std::int64_t>{constant.shape[0]}, *values});
+  if (!arrays.empty()) grid->params[params_key(*grid, unit, candidate.scheme_idx)] = std::move(arrays);
+}
+
 std::vector<UnitCandidate> unit_candidates(const SensResult& grid, std::size_t unit, const ParamsProvider& params) {
   std::vector<UnitCandidate> out;
   const UnitId id = grid.units[unit];
@@ -106,10 +123,25 @@ std::vector<UnitCandidate> unit_candidates(const SensResult& grid, std::size_t u
   for (std::size_t s = 0; s < n; ++s) {
     if (grid.valid[unit * n + s] == 0) continue;
     UnitCandidate c{s, quant::parse_scheme(grid.schemes[s]), {}};
-    if (kvrt::needs_calibration(c.scheme)) c.params = params(layer, id.side, c.scheme, grid.n_sinks);
+    if (const auto kept = grid.params.find(params_key(grid, unit, s)); kept != grid.params.end()) {
+      for (const FittedArray& array : kept->second) *c.params.find(array.what) = array.values;
+    } else if (kvrt::needs_calibration(c.scheme)) {
+      c.params = params(layer, id.side, c.scheme, grid.n_sinks);
+    }
     out.push_back(std::move(c));
   }
   return out;
+}
+
+void add_qnorm_alternatives(std::vector<UnitCandidate>& candidates) {
+  const std::size_t n = candidates.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    if (candidates[i].params.codebook_qnorm.empty()) continue;
+    UnitCandidate other = candidates[i];
+    other.params.codebook = other.params.codebook_qnorm;
+    other.is_alternative = true;
+    candidates.push_back(std::move(other));
+  }
 }
 
 void quantisation_error(const UnitCandidate& candidate, Side side, const LayerGeometry& layer, std::int64_t n_sinks, bool bf16_input,

@@ -22,6 +22,7 @@ struct UnitCandidate {
   std::size_t scheme_idx = 0;  ///< in SensResult::schemes
   kvrt::Scheme scheme;
   quant::SchemeParams params;
+  bool is_alternative = false;  ///< stands beside another of its scheme with other constants; one of the two is kept
 };
 
 /// N*: tokens of an exit block of a unit that stands alone (METHODS.md 7).
@@ -35,11 +36,20 @@ kvrt::Tiers isolated_tiers(const kvrt::Scheme& scheme, std::int64_t n_sinks, std
 /// units; empty = all. Throws: kUsage if nothing is left, or a layer number is unknown.
 void lay_out_grid(const quant::CandidateList& candidates, const std::vector<int>& layers, SensResult* result, const LogSink& log);
 
-/// Valid candidates of a unit, with constants for grid.n_sinks.
+/// Key of SensResult::params.
+std::string params_key(const SensResult& grid, std::size_t unit, std::size_t scheme_idx);
+
+/// Keeps the constants of a candidate for the plan that will be made from the scores; nothing where it has none.
+void store_params(const UnitCandidate& candidate, std::size_t unit, SensResult* grid);
+
+/// Valid candidates of a unit, with constants for grid.n_sinks: those that the grid already keeps, else those of `params`.
 std::vector<UnitCandidate> unit_candidates(const SensResult& grid, std::size_t unit, const ParamsProvider& params);
 
 /// Position of a layer number in ModelIdentity::layers. Throws kInternal if absent.
 std::size_t layer_position(const ModelIdentity& model, int layer);
+
+/// Adds beside each candidate with a codebook by Q-Norm a second one that uses it.
+void add_qnorm_alternatives(std::vector<UnitCandidate>& candidates);
 
 /// decode(encode(x)) - x for the tokens that a document of this length may read coded; 0 for sinks and the rest.
 /// x: [T, H, D] in the scheme's frame.

@@ -53,6 +53,7 @@ struct EvalContender {
   KldBlock total;
   std::vector<EvalBucket> buckets;
   bool indistinguishable = false;  ///< mean KLD below 3 x the noise floor
+  std::optional<std::int64_t> length_limit;  ///< position from which the perplexity ratio is above 1.10, by bucket; see kld_block.h
 };
 
 struct EvalSettings {

@@ -1,3 +1,4 @@
+#include "libcalib/base/plural.h"
 #include "libcalib/sens/evaluate.h"
 
 #include <algorithm>
@@ -123,9 +124,9 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
     const RowRange range = scored_rows(n, n_sinks, options.second_half);
     longest = std::max(longest, n);
     n_rows += std::max<std::int64_t>(0, range.end - range.first);
-    if (range.first >= range.end) warn(result, log, fmt::format("a document of {} tokens has no row past the {} sinks and is not scored", n, n_sinks));
+    if (range.first >= range.end) warn(result, log, fmt::format("a document of {} has no row past the {} and is not scored", counted(n, "token"), counted(n_sinks, "sink")));
   }
-  if (n_rows == 0) fail(ErrorKind::kInfeasible, "--data", "no document is longer than the {} sinks and one scored row", n_sinks);
+  if (n_rows == 0) fail(ErrorKind::kInfeasible, "--data", "no document is longer than the {} and one scored row", counted(n_sinks, "sink"));
 
   const Contender control = negative_control(model.identity());
   std::vector<const Contender*> runs = {nullptr, nullptr, &control};
@@ -151,10 +152,11 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
          "mean KLD of int2 keys is {:.3g}, not above {} times the noise floor {:.3g}: quantisation is not being applied, or the model does not use its keys",
          negative, kControlAboveFloor, floor);
   if (result->noise_floor.n_documents < 8)
-    warn(result, log, fmt::format("{} documents are fewer than 8: standard errors are rough", result->noise_floor.n_documents));
+    warn(result, log, fmt::format("only {} scored: standard errors are rough", counted(result->noise_floor.n_documents, "document")));
   result->contenders.clear();
   for (std::size_t c = 0; c < contenders.size(); ++c) {
     EvalContender e = measured(contenders[c].header, rows[c + kFirstContender - 1]);
+    e.length_limit = length_limit(e.buckets);
     e.indistinguishable = e.total.kld.mean < kIndistinguishable * floor;
     if (e.total.kld.mean > negative)
       warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));

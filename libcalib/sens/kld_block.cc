@@ -153,4 +153,12 @@ std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows) {
   return out;
 }
 
+std::optional<std::int64_t> length_limit(std::span<const EvalBucket> buckets, double ratio_max) {
+  constexpr double kOf95Percent = 1.96;
+  const auto exceeds = [&](const EvalBucket& b) { return b.block.ppl_ratio.mean > ratio_max && b.block.ppl_ratio.mean - kOf95Percent * b.block.ppl_ratio.se > 1; };
+  for (std::size_t i = 0; i < buckets.size(); ++i)
+    if (exceeds(buckets[i]) && (i + 1 == buckets.size() || exceeds(buckets[i + 1]))) return buckets[i].first_position;
+  return std::nullopt;
+}
+
 }  // namespace calib::sens

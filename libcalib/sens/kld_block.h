@@ -2,6 +2,7 @@
 // Compares next-token distributions row by row and summarises them under the names of FORMATS.md 4. No Torch.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -42,5 +43,11 @@ KldBlock summarise_kld(std::span<const KldRow> rows);
 
 /// The same for each position bucket that has rows.
 std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows);
+
+inline constexpr double kPplRatioMax = 1.10;
+
+/// First position of the first bucket whose perplexity ratio is above `ratio_max`, and above 1 with 95 % confidence, if the next bucket
+/// says so too or there is none; empty otherwise. Nothing is said about positions past the last bucket. Source: METHODS.md 9 (G45).
+std::optional<std::int64_t> length_limit(std::span<const EvalBucket> buckets, double ratio_max = kPplRatioMax);
 
 }  // namespace calib::sens

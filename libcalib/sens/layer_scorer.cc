@@ -7,7 +7,6 @@
 #include <c10/core/GradMode.h>
 
 #include "libcalib/quant/fake_quant.h"
-#include "libcalib/sens/fisher.h"
 
 namespace calib::sens {
 namespace {
@@ -73,21 +72,21 @@ LayerScorer::FrameGradients LayerScorer::split_gradients(const UnitState& unit, 
   for (std::size_t c = 0; c < unit.classes.size(); ++c) {
     out.coded.push_back(to_frame(coded_gradient(full, exact[c], unit.classes[c])));
     const at::Tensor g_exact = to_frame(exact[c]);
-    out.exact_vec.emplace_back(static_cast<std::size_t>(t), 0.0);
-    out.exact_diagonal.emplace_back(static_cast<std::size_t>(t), 0.0);
-    add_fisher_rows({t, r, h, d}, g_exact.data_ptr<float>(), rounding.data_ptr<float>(), out.exact_vec.back().data(),
-                    out.exact_diagonal.back().data(), pool_);
+    out.exact.emplace_back(FisherShape{t, r, h, d});
+    add_fisher_rows({t, r, h, d}, g_exact.data_ptr<float>(), rounding.data_ptr<float>(), &out.exact.back(), pool_);
   }
   return out;
 }
 
 void LayerScorer::add_fisher(const at::Tensor& error, const FrameGradients& g, std::size_t class_idx, Rows* rows) const {
-  std::vector<double> vec = g.exact_vec[class_idx], diagonal = g.exact_diagonal[class_idx];
+  FisherRows sum = g.exact[class_idx];
   const at::Tensor& coded = g.coded[class_idx];
-  add_fisher_rows({coded.size(0), coded.size(1), coded.size(2), coded.size(3)}, coded.data_ptr<float>(), error.data_ptr<float>(), vec.data(),
-                  diagonal.data(), pool_);
-  rows->vec.insert(rows->vec.end(), vec.begin(), vec.end());
-  rows->diagonal.insert(rows->diagonal.end(), diagonal.begin(), diagonal.end());
+  add_fisher_rows({coded.size(0), coded.size(1), coded.size(2), coded.size(3)}, coded.data_ptr<float>(), error.data_ptr<float>(), &sum, pool_);
+  rows->vec.insert(rows->vec.end(), sum.vec.begin(), sum.vec.end());
+  rows->diagonal.insert(rows->diagonal.end(), sum.diagonal.begin(), sum.diagonal.end());
+  double squares = 0;
+  for (const double along : sum.direction) squares += along * along;
+  rows->direction.push_back(static_cast<float>(0.5 * squares / static_cast<double>(sum.direction.size())));
 }
 
 void LayerScorer::score_keys(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe) {
@@ -163,6 +162,10 @@ void LayerScorer::add_document(std::int32_t document, const DocumentAttention& x
       token_rows_.weight.push_back(1);
       token_rows_.denominator.push_back(j >= settings_.n_sinks ? 1 : 0);  // n = loss rows; a sink key has a cost but no loss row
     }
+    document_rows_.document.push_back(document);
+    document_rows_.position.push_back(0);
+    document_rows_.weight.push_back(1);
+    document_rows_.denominator.push_back(static_cast<double>(n_tokens - settings_.n_sinks));
   }
   std::optional<AttentionProbe> probe;
   const bool attention = settings_.attn_kl || settings_.attn_out;
@@ -194,8 +197,34 @@ double LayerScorer::softmax_gain(const Rows& rows) const {
   return linear > 0 ? exact / linear : 1.0;
 }
 
-void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const Bootstrap& tokens, const Bootstrap& sampled,
-                              SensResult* result) const {
+void LayerScorer::settle_alternatives(UnitState& unit) {
+  const std::size_t n_windows = settings_.windows.size();
+  const auto loss = [&](std::size_t candidate) {  // over the same rows and denominators
+    double sum = 0;
+    for (std::size_t w = 0; w < n_windows; ++w) {
+      const Rows& rows = unit.rows[candidate * n_windows + w];
+      const std::vector<float>& values = unit.side == Side::kK ? rows.kl : rows.out;
+      for (std::size_t r = 0; r < values.size(); ++r) sum += sampled_rows_.weight[r] * values[r];
+    }
+    return sum;
+  };
+  for (std::size_t i = unit.candidates.size(); i-- > 0;) {
+    if (!unit.candidates[i].is_alternative) continue;
+    std::size_t first = 0;
+    while (unit.candidates[first].scheme_idx != unit.candidates[i].scheme_idx) ++first;
+    ++n_alternatives_;
+    if (loss(i) < loss(first)) {
+      ++n_alternatives_kept_;
+      unit.candidates[first] = std::move(unit.candidates[i]);
+      unit.candidates[first].is_alternative = false;
+      for (std::size_t w = 0; w < n_windows; ++w) unit.rows[first * n_windows + w] = std::move(unit.rows[i * n_windows + w]);
+    }
+    unit.candidates.erase(unit.candidates.begin() + static_cast<std::ptrdiff_t>(i));
+    unit.rows.erase(unit.rows.begin() + static_cast<std::ptrdiff_t>(i * n_windows), unit.rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * n_windows));
+  }
+}
+
+void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const Resampling& resampling, SensResult* result) const {
   RowIndex plain = sampled_rows_;  // attn_kl is a mean, not a ratio
   std::fill(plain.denominator.begin(), plain.denominator.end(), 1.0);
   const std::size_t n_windows = settings_.windows.size();
@@ -208,37 +237,45 @@ void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const
       store_spread(summarise(index, values, bootstrap, result->n_buckets), unit_idx, scheme, w, metric, result);
     };
     if (settings_.fisher) {
-      const Spread vec = summarise(token_rows_, rows.vec, tokens, result->n_buckets);
+      const Spread vec = summarise(token_rows_, rows.vec, resampling.tokens, result->n_buckets);
       store_spread(vec, unit_idx, scheme, w, "fisher_vec", result);
       if (settings_.fisher_softmax) store_spread(scaled(vec, softmax_gain(rows)), unit_idx, scheme, w, "fisher_softmax", result);
-      store(token_rows_, rows.diagonal, tokens, "fisher");
+      store(token_rows_, rows.diagonal, resampling.tokens, "fisher");
+      Spread direction = summarise(document_rows_, rows.direction, resampling.documents, result->n_buckets);
+      std::fill(direction.by_bucket.begin(), direction.by_bucket.end(), std::numeric_limits<double>::quiet_NaN());  // of no position
+      store_spread(direction, unit_idx, scheme, w, "fisher_dir", result);
     }
-    if (settings_.attn_kl) store(plain, rows.kl, sampled, "attn_kl");
-    if (settings_.attn_out) store(sampled_rows_, rows.out, sampled, "attn_out");
+    if (settings_.attn_kl) store(plain, rows.kl, resampling.sampled, "attn_kl");
+    if (settings_.attn_out) store(sampled_rows_, rows.out, resampling.sampled, "attn_out");
   });
 }
 
-void LayerScorer::finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) const {
-  const Bootstrap tokens(token_rows_, kBootstrapSeed), sampled(sampled_rows_, kBootstrapSeed);
-  finish_unit(keys_, key_unit, tokens, sampled, result);
-  finish_unit(values_, value_unit, tokens, sampled, result);
+void LayerScorer::finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) {
+  for (UnitState* unit : {&keys_, &values_}) settle_alternatives(*unit);
+  const Resampling resampling{Bootstrap(token_rows_, kBootstrapSeed), Bootstrap(document_rows_, kBootstrapSeed), Bootstrap(sampled_rows_, kBootstrapSeed)};
+  finish_unit(keys_, key_unit, resampling, result);
+  finish_unit(values_, value_unit, resampling, result);
+  for (const UnitCandidate& c : keys_.candidates) store_params(c, key_unit, result);
+  for (const UnitCandidate& c : values_.candidates) store_params(c, value_unit, result);
 }
 
 void prepare_tables(const ScoreSettings& settings, std::int64_t seq_len, SensResult* result) {
   result->windows = settings.windows;
   result->n_buckets = n_position_buckets(seq_len);
   std::vector<std::string> metrics;
-  if (settings.fisher) metrics.insert(metrics.end(), {"fisher_vec", "fisher"});
+  if (settings.fisher) metrics.insert(metrics.end(), {"fisher_vec", "fisher", "fisher_dir"});
   if (settings.fisher_softmax) metrics.push_back("fisher_softmax");
   if (settings.attn_kl) metrics.push_back("attn_kl");
   if (settings.attn_out) metrics.push_back("attn_out");
+  for (const std::string& name : metrics) add_empty_table(name, result);
+}
+
+void add_empty_table(const std::string& metric, SensResult* result) {
   const std::size_t n = result->units.size() * result->schemes.size() * result->windows.size();
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-  for (const std::string& name : metrics) {
-    ScoreTable& table = result->scores[name];
-    for (std::vector<double>* column : {&table.mean, &table.se, &table.p99, &table.max, &table.worst_decile}) column->assign(n, kNaN);
-    table.by_bucket.assign(n * static_cast<std::size_t>(result->n_buckets), kNaN);
-  }
+  ScoreTable& table = result->scores[metric];
+  for (std::vector<double>* column : {&table.mean, &table.se, &table.p99, &table.max, &table.worst_decile}) column->assign(n, kNaN);
+  table.by_bucket.assign(n * static_cast<std::size_t>(result->n_buckets), kNaN);
 }
 
 void store_spread(const Spread& spread, std::size_t unit, std::size_t scheme, std::size_t window, const std::string& metric, SensResult* result) {

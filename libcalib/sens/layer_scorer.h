@@ -9,6 +9,7 @@
 #include "libcalib/model/torch_block.h"
 #include "libcalib/sens/attention_backward.h"
 #include "libcalib/sens/candidates.h"
+#include "libcalib/sens/fisher.h"
 #include "libcalib/sens/forward_metrics.h"
 #include "libcalib/sens/metrics.h"
 
@@ -19,7 +20,7 @@ struct ScoreSettings {
   std::vector<std::int64_t> windows = {128};
   std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl, attn_out and fisher_softmax
   std::uint64_t seed = 0;
-  bool fisher = true;     ///< fisher_vec and fisher
+  bool fisher = true;     ///< fisher_vec, fisher and fisher_dir
   bool fisher_softmax = true;  ///< requires fisher
   bool attn_kl = true, attn_out = true;
 };
@@ -41,14 +42,18 @@ class LayerScorer {
   /// `gradients` may be null if no fisher metric is asked for. Documents in ascending order.
   void add_document(std::int32_t document, const DocumentAttention& x, const AttentionGradients* gradients);
 
-  /// Writes the two units' spreads into `result` (tables sized beforehand).
-  void finish(std::size_t key_unit, std::size_t value_unit, SensResult* result) const;
-  bool few_docs() const { return few_docs_; }
+  /// Writes the two units' spreads and constants into `result` (tables sized beforehand). Of two candidates of one scheme the one that
+  /// loses less is kept: less attn_kl on keys, less attn_out on values.
+  void finish(std::size_t key_unit, std::size_t value_unit, SensResult* result);
+  /// Alternatives scored and kept so far.
+  std::size_t n_alternatives() const { return n_alternatives_; }
+  std::size_t n_alternatives_kept() const { return n_alternatives_kept_; }
 
  private:
   /// Rows of one (candidate, window), in the order of the row index.
   struct Rows {
     std::vector<float> vec, diagonal, kl, out;
+    std::vector<float> direction;  ///< a row a document
     std::vector<ProbabilityChange> change;  ///< keys only
   };
   struct UnitState {
@@ -60,8 +65,8 @@ class LayerScorer {
   };
   /// Gradients of one frame, split by class, and the exact segments' share of the Fisher rows.
   struct FrameGradients {
-    std::vector<at::Tensor> coded;                            ///< per class [T, R, H, D] on the CPU
-    std::vector<std::vector<double>> exact_vec, exact_diagonal;  ///< per class [T]
+    std::vector<at::Tensor> coded;  ///< per class [T, R, H, D] on the CPU
+    std::vector<FisherRows> exact;  ///< per class
   };
 
   UnitState make_unit(Side side, std::vector<UnitCandidate> candidates) const;
@@ -73,21 +78,28 @@ class LayerScorer {
   /// fisher_softmax over fisher_vec: sum w exact / sum w linear over sampled rows; 1 for values and where nothing moves.
   double softmax_gain(const Rows& rows) const;
   at::Tensor error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const;
-  void finish_unit(const UnitState& unit, std::size_t unit_idx, const Bootstrap& tokens, const Bootstrap& sampled, SensResult* result) const;
+  /// Drops the worse of two candidates of one scheme, with its rows.
+  void settle_alternatives(UnitState& unit);
+  struct Resampling {
+    Bootstrap tokens, documents, sampled;
+  };
+  void finish_unit(const UnitState& unit, std::size_t unit_idx, const Resampling& resampling, SensResult* result) const;
 
   const model::Block& block_;
   ScoreSettings settings_;
   ThreadPool& pool_;
   at::Tensor w_o_;
   UnitState keys_, values_;
-  RowIndex token_rows_, sampled_rows_;
-  bool few_docs_ = false;
+  RowIndex token_rows_, document_rows_, sampled_rows_;
   std::int64_t longest_ = 0;
+  std::size_t n_alternatives_ = 0, n_alternatives_kept_ = 0;
 };
 
 /// Names of the score tables that the settings ask for, and their empty tables.
 void prepare_tables(const ScoreSettings& settings, std::int64_t seq_len, SensResult* result);
 
+/// Adds a table of NaNs.
+void add_empty_table(const std::string& metric, SensResult* result);
 /// Copies one spread into a table.
 void store_spread(const Spread& spread, std::size_t unit, std::size_t scheme, std::size_t window, const std::string& metric, SensResult* result);
 

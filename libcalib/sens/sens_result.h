@@ -34,7 +34,7 @@ struct SensResult {
   DataIdentity data, calibration_data;
   Provenance provenance;
   std::int64_t n_sinks = 4, seq_len = 0;
-  std::string candidate_list;             ///< "default-1", a preset's name, or "custom"
+  std::string candidate_list;             ///< "default-2", a preset's name, or "custom"
   std::vector<std::string> schemes;       ///< canonical strings
   std::vector<double> base_bytes_per_token;  ///< [units, schemes] base page bytes per token, NaN where not valid
   std::vector<std::uint8_t> valid;        ///< [units, schemes]

@@ -1,3 +1,4 @@
+#include "libcalib/base/plural.h"
 #include "libcalib/sens/sweep.h"
 
 #include <algorithm>
@@ -5,19 +6,17 @@
 #include <c10/core/GradMode.h>
 
 #include "libcalib/sens/fisher_walk.h"
+#include "libcalib/sens/isolated.h"
 #include "libcalib/sens/joint_run.h"
 #include "libcalib/sens/layer_scorer.h"
-#include "libcalib/sens/logit_kl.h"
 
 namespace calib::sens {
 namespace {
 
-bool wants(const SweepOptions& options, const char* metric) {
-  return std::find(options.metrics.begin(), options.metrics.end(), metric) != options.metrics.end();
-}
+bool wants_isolated(const SweepOptions& options) { return wants(options, "logit_kl") || wants(options, "lookahead"); }
 
 bool wants_fisher(const SweepOptions& options) {
-  return wants(options, "fisher_softmax") || wants(options, "fisher_vec") || wants(options, "fisher");
+  return wants(options, "fisher_softmax") || wants(options, "fisher_vec") || wants(options, "fisher") || wants(options, "fisher_dir");
 }
 
 std::int64_t longest(const std::vector<text::Document>& documents) {
@@ -46,18 +45,22 @@ class Sweep {
     prepare_tables(settings_, longest(documents_), result_);
     const at::TensorOptions options = model::tensor_options(model_.device(), model_.dtype());
     const std::int64_t n_layers = model_.n_layers(), hidden = model_.identity().hidden_size;
-    const bool forward_scores = settings_.attn_kl || settings_.attn_out, logit_kl = wants(options_, "logit_kl");
-    const std::int64_t n_slots = settings_.fisher || logit_kl ? n_layers + 1 : 1;
+    const bool forward_scores = settings_.attn_kl || settings_.attn_out, isolated = wants_isolated(options_);
+    const std::int64_t n_slots = settings_.fisher || isolated ? n_layers + 1 : 1;
     DocumentStates states(documents_, n_slots, hidden, options, options_.hidden_memory_bytes);
-    walk_forward(states, n_slots > 1, forward_scores && !settings_.fisher, logit_kl);
+    walk_forward(states, n_slots > 1, forward_scores && !settings_.fisher, isolated);
     if (settings_.fisher) {
       DocumentStates gradients(documents_, options_.n_draws, hidden, options, options_.hidden_memory_bytes);
       seed_gradients(states, gradients);
       walk_backward(states, gradients);
     }
-    if (logit_kl) score_logit_kl(model_, documents_, states, options_, params_, pool_, result_, progress_);
-    if (few_docs_)
-      log_.warning(fmt::format("{} documents are fewer than 8: standard errors come from blocks of 256 rows", documents_.size()));
+    for (std::size_t u = 0; u < result_->units.size(); ++u)
+      for (const UnitCandidate& c : unit_candidates(*result_, u, params_)) store_params(c, u, result_);
+    if (n_alternatives_ > 0)
+      log_.note(fmt::format("codebooks of 2 bits: Q-Norm loses less attention in {} of {} cases and is kept there", n_alternatives_kept_, n_alternatives_));
+    if (isolated) score_isolated(model_, documents_, states, options_, params_, pool_, result_, progress_);
+    if (documents_.size() < static_cast<std::size_t>(Bootstrap::kMinDocuments))
+      log_.warning(fmt::format("only {}: standard errors come from blocks of 256 rows", counted(documents_.size(), "document")));
     drop_unasked();
   }
 
@@ -78,11 +81,20 @@ class Sweep {
     return found;
   }
 
-  LayerScorer make_scorer(const model::Block& block, std::size_t key_unit, std::size_t value_unit) const {
-    return LayerScorer(block, unit_candidates(*result_, key_unit, params_), unit_candidates(*result_, value_unit, params_), settings_, pool_);
+  std::unique_ptr<LayerScorer> make_scorer(const model::Block& block, std::size_t key_unit, std::size_t value_unit) const {
+    std::vector<UnitCandidate> keys = unit_candidates(*result_, key_unit, params_), values = unit_candidates(*result_, value_unit, params_);
+    if (options_.judge_codebooks && (settings_.attn_kl || settings_.attn_out))
+      for (std::vector<UnitCandidate>* side : {&keys, &values}) add_qnorm_alternatives(*side);
+    return std::make_unique<LayerScorer>(block, std::move(keys), std::move(values), settings_, pool_);
   }
 
-  // `tiled`: attention in the tiles of run_block(), so that logit KL meets no other rounding than its own.
+  void finish(LayerScorer& scorer, std::size_t key_unit, std::size_t value_unit) {
+    scorer.finish(key_unit, value_unit, result_);
+    n_alternatives_ += scorer.n_alternatives();
+    n_alternatives_kept_ += scorer.n_alternatives_kept();
+  }
+
+  // `tiled`: attention in the tiles of run_block(), so that isolated runs meet no other rounding than their own.
   void walk_forward(DocumentStates& states, bool keep_all, bool score, bool tiled) {
     const c10::NoGradGuard no_grad;
     const auto embedding = model_.load_embedding();
@@ -92,7 +104,7 @@ class Sweep {
       const auto block = model_.load_block(l);
       std::size_t key_unit = 0, value_unit = 0;
       std::unique_ptr<LayerScorer> scorer;
-      if (score && units_of(l, &key_unit, &value_unit)) scorer = std::make_unique<LayerScorer>(make_scorer(*block, key_unit, value_unit));
+      if (score && units_of(l, &key_unit, &value_unit)) scorer = make_scorer(*block, key_unit, value_unit);
       for (std::size_t d = 0; d < documents_.size(); ++d) {
         const at::Tensor x = states.get(keep_all ? l : 0, d);
         at::Tensor y;
@@ -108,10 +120,7 @@ class Sweep {
         states.put(keep_all ? l + 1 : 0, d, y);
         report("forward", l * static_cast<std::int64_t>(documents_.size()) + static_cast<std::int64_t>(d) + 1, n_layers * static_cast<std::int64_t>(documents_.size()));
       }
-      if (scorer) {
-        scorer->finish(key_unit, value_unit, result_);
-        few_docs_ |= scorer->few_docs();
-      }
+      if (scorer) finish(*scorer, key_unit, value_unit);
     }
   }
 
@@ -139,7 +148,7 @@ class Sweep {
     for (std::int64_t l = n_layers - 1; l >= lowest; --l) {
       const auto block = model_.load_block(l);
       std::unique_ptr<LayerScorer> scorer;
-      if (units_of(l, &key_unit, &value_unit)) scorer = std::make_unique<LayerScorer>(make_scorer(*block, key_unit, value_unit));
+      if (units_of(l, &key_unit, &value_unit)) scorer = make_scorer(*block, key_unit, value_unit);
       for (std::size_t d = 0; d < documents_.size(); ++d) {
         BlockGraph graph(*block, states.get(l, d));
         std::vector<at::Tensor> d_y;
@@ -150,16 +159,13 @@ class Sweep {
         for (int r = 0; r < options_.n_draws; ++r) gradients.put(r, d, d_y[static_cast<std::size_t>(r)]);
         report("backward", (n_layers - 1 - l) * n_documents + static_cast<std::int64_t>(d) + 1, (n_layers - lowest) * n_documents);
       }
-      if (scorer) {
-        scorer->finish(key_unit, value_unit, result_);
-        few_docs_ |= scorer->few_docs();
-      }
+      if (scorer) finish(*scorer, key_unit, value_unit);
     }
   }
 
   // fisher, fisher_vec and what scales it come from one pass; only what was asked for is kept.
   void drop_unasked() {
-    for (const char* metric : {"fisher_vec", "fisher"})
+    for (const char* metric : {"fisher_vec", "fisher", "fisher_dir"})
       if (!wants(options_, metric)) result_->scores.erase(metric);
   }
 
@@ -173,13 +179,17 @@ class Sweep {
   const SweepProgressFn& progress_;
   ScoreSettings settings_;
   std::int64_t n_tokens_ = 0;
-  bool few_docs_ = false;
+  std::size_t n_alternatives_ = 0, n_alternatives_kept_ = 0;
 };
 
 }  // namespace
 
+bool wants(const SweepOptions& options, const char* metric) {
+  return std::find(options.metrics.begin(), options.metrics.end(), metric) != options.metrics.end();
+}
+
 const std::vector<std::string>& known_metrics() {
-  static const std::vector<std::string> names = {"fisher_softmax", "fisher_vec", "fisher", "attn_kl", "attn_out", "logit_kl"};
+  static const std::vector<std::string> names = {"fisher_softmax", "fisher_vec", "fisher", "fisher_dir", "attn_kl", "attn_out", "lookahead", "logit_kl"};
   return names;
 }
 
@@ -191,12 +201,12 @@ void run_sweep(const model::StreamingModel& model, const std::vector<text::Docum
   if (options.n_draws < 1) fail(ErrorKind::kUsage, "--draws", "got {}, expected at least 1", options.n_draws);
   for (std::size_t d = 0; d < documents.size(); ++d)
     if (static_cast<std::int64_t>(documents[d].ids.size()) <= options.n_sinks + 1)
-      fail(ErrorKind::kInfeasible, "--sinks", "document {} has {} tokens, no more than the {} sinks and one scored row", d, documents[d].ids.size(),
-           options.n_sinks);
-  const bool needs_head = wants_fisher(options) || wants(options, "logit_kl");
+      fail(ErrorKind::kInfeasible, "--sinks", "document {} has {}, no more than the {} and one scored row", d, counted(documents[d].ids.size(), "token"),
+           counted(options.n_sinks, "sink"));
+  const bool needs_head = wants_fisher(options) || wants_isolated(options);
   if (needs_head && !model.has_head())
     fail(ErrorKind::kMismatch, model.identity().name,
-         "has no lm_head.weight, which fisher_softmax, fisher_vec, fisher and logit_kl need; use --metric attn_kl,attn_out or a complete checkpoint");
+         "has no lm_head.weight, which the Fisher metrics, lookahead and logit_kl need; use --metric attn_kl,attn_out or a complete checkpoint");
   result->n_sinks = options.n_sinks;
   Sweep(model, documents, options, params, pool, result, log, progress).run();
 }
@@ -206,7 +216,7 @@ SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vect
   std::int64_t tokens = 0;
   for (const text::Document& d : documents) tokens += static_cast<std::int64_t>(d.ids.size());
   const bool fisher = wants_fisher(options);
-  const std::int64_t slots = (fisher || wants(options, "logit_kl") ? model.n_layers() + 1 : 1) + (fisher ? options.n_draws : 0);
+  const std::int64_t slots = (fisher || wants_isolated(options) ? model.n_layers() + 1 : 1) + (fisher ? options.n_draws : 0);
   const std::int64_t hidden = slots * tokens * model.hidden_bytes_per_token();
   SweepEstimate out;
   out.hidden_memory_bytes = std::min(hidden, options.hidden_memory_bytes);
@@ -227,11 +237,12 @@ SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vect
     for (std::size_t s = 0; s < grid.schemes.size(); ++s) {
       if (grid.valid[u * grid.schemes.size() + s] == 0) continue;
       scored += n_windows / n_layers;
-      isolated += n_windows * (n_layers - static_cast<double>(layer_position(grid.model, grid.units[u].layer))) / n_layers;
+      const double left = n_layers - static_cast<double>(layer_position(grid.model, grid.units[u].layer));
+      isolated += n_windows * (wants(options, "logit_kl") ? left : std::min(left, static_cast<double>(options.lookahead_blocks + 1))) / n_layers;
     }
   const bool attention = wants(options, "attn_kl") || wants(options, "attn_out");
   out.forward_passes = 1 + (fisher ? 1.0 + kBackwardPasses * options.n_draws : 0.0) + (fisher || attention ? kPassesPerScheme * scored : 0.0) +
-                       (wants(options, "logit_kl") ? kMixedPass * isolated : 0.0);
+                       (wants_isolated(options) ? kMixedPass * isolated : 0.0);
   return out;
 }
 

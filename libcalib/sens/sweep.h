@@ -20,22 +20,28 @@ struct SweepOptions {
   std::vector<std::int64_t> windows = {128};
   std::int64_t n_sinks = 4;
   int n_draws = 2;                       ///< label draws of the Fisher walk
+  std::int64_t lookahead_blocks = 4;     ///< blocks that `lookahead` runs after the changed one
   std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl, attn_out and fisher_softmax
   std::uint64_t seed = 0;
+  /// At 2 bits a second codebook (Q-Norm, METHODS.md 4.5) is scored beside each fitted one, and the one that loses less attn_kl (keys) or
+  /// attn_out (values) is kept. For text that the codebooks were not fitted on, and only with one of these metrics.
+  bool judge_codebooks = true;
   std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;
 };
 
 /// Metric names that --metric knows.
 const std::vector<std::string>& known_metrics();
+bool wants(const SweepOptions& options, const char* metric);
 
 struct SweepProgress {
-  std::string phase;  ///< "forward", "labels", "backward", "logit_kl"
+  std::string phase;  ///< "forward", "labels", "backward", "logit_kl", "lookahead"
   std::int64_t done = 0, total = 0;
 };
 using SweepProgressFn = std::function<void(const SweepProgress&)>;
 
-/// Requires: result->model, data and the grid laid out (lay_out_grid). Fills windows, buckets and score tables.
-/// Throws: kUsage (unknown metric, draws < 1), kMismatch (a Fisher metric or logit_kl without a head), kInfeasible (documents no longer
+/// Requires: result->model, data and the grid laid out (lay_out_grid). Fills windows, buckets, score tables and the constants of all
+/// candidates.
+/// Throws: kUsage (unknown metric, draws < 1), kMismatch (a Fisher metric, lookahead or logit_kl without a head), kInfeasible (documents no longer
 /// than the sinks), kNumeric naming layer and document.
 void run_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
                const ParamsProvider& params, ThreadPool& pool, SensResult* result, const LogSink& log = {}, const SweepProgressFn& progress = {});

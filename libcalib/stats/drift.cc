@@ -7,6 +7,7 @@
 #include <Eigen/Cholesky>
 
 #include "libcalib/base/error.h"
+#include "libcalib/base/plural.h"
 
 namespace calib::stats {
 namespace {
@@ -252,18 +253,18 @@ void decide_drift(DriftReport& report) {
   report.decision = DriftDecision::kOk;
   report.reasons.clear();
   if (n_out > 0 && 10 * n_out >= report.units.size())
-    raise(DriftDecision::kRecalibrate, fmt::format("{} of {} units are beyond the limits of the calibration", n_out, report.units.size()));
+    raise(DriftDecision::kRecalibrate, fmt::format("beyond the limits of the calibration: {} of {}", n_out, counted(report.units.size(), "unit")));
   if (report.unseen_share > kUnseenLimit)
     raise(DriftDecision::kRecalibrate, fmt::format("{:.0f} % of the tokens stand at positions that the calibration never reached", 100 * report.unseen_share));
   if (twice) raise(DriftDecision::kRecalibrate, fmt::format("{} exceeds {} in two neighbouring position buckets", twice->name, twice->limit));
   if (hit) raise(DriftDecision::kStepUp, fmt::format("{} is {:.4g}, the plan's limit is {}", hit->name, hit->value, hit->limit));
   if (near) raise(DriftDecision::kWatch, fmt::format("{} is {:.4g}, near the plan's limit of {}", near->name, near->value, near->limit));
   if (n_warn > 0 && report.decision != DriftDecision::kRecalibrate)
-    raise(DriftDecision::kWatch, fmt::format("{} of {} units warn, {} of them beyond a limit", n_warn, report.units.size(), n_out));
+    raise(DriftDecision::kWatch, fmt::format("warnings in {} of {}, {} of them beyond a limit", n_warn, counted(report.units.size(), "unit"), n_out));
   if (report.unseen_share > kUnseenWarn && report.unseen_share <= kUnseenLimit)
     raise(DriftDecision::kWatch, fmt::format("{:.1f} % of the tokens stand at positions that the calibration never reached", 100 * report.unseen_share));
   if (n_shift > 0)
-    raise(DriftDecision::kWatch, fmt::format("queries of {} layers have moved: token scores fitted on the calibration are void", n_shift));
+    raise(DriftDecision::kWatch, fmt::format("moved queries in {}: token scores fitted on the calibration are void", counted(n_shift, "layer")));
 }
 
 }  // namespace calib::stats

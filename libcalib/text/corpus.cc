@@ -1,3 +1,4 @@
+#include "libcalib/base/plural.h"
 #include "libcalib/text/corpus.h"
 
 #include <algorithm>
@@ -189,7 +190,7 @@ Corpus load_corpus(const CorpusRequest& request, const Tokenizer& tokenizer, con
   Sha256 hash;
   for (std::size_t i = 0; i < files.size(); ++i) {
     add_documents(files[i], static_cast<int>(i), chosen[i], tokenizer, hash, corpus);
-    if (chosen[i].empty()) log.warning(fmt::format("{}: none of its {} documents is taken", files[i].name, files[i].n_documents()));
+    if (chosen[i].empty()) log.warning(fmt::format("{}: of {} none is taken", files[i].name, counted(files[i].n_documents(), "document")));
     else log.note(fmt::format("{}: {} of {} {}, {} tokens", files[i].name, chosen[i].size(), files[i].n_documents(), files[i].rows ? "rows" : "windows", corpus.identity.files[i].n_tokens));
   }
   if (corpus.documents.empty()) fail(ErrorKind::kInfeasible, "--data", "no document is left: the files are shorter than one window of {} tokens or their shares too small", request.seq_len);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "libcalib/base/error.h"
+#include "libcalib/base/plural.h"
 
 namespace calib::text {
 namespace {
@@ -32,8 +33,8 @@ std::int64_t tokens_available(const FileDocuments& f) {
     rows &= f->rows;
   }
   const std::string where = files.size() == 1 ? files[0]->name : "--data";
-  if (rows) fail(ErrorKind::kInfeasible, where, "have {} documents, need {}; lower --num-samples (or num=) or give more data", documents, n);
-  fail(ErrorKind::kInfeasible, where, "have {} tokens, need {} ({} × {}); lower --num-samples (or num=) or --seq-len, or give more text", tokens, n * seq_len, n, seq_len);
+  if (rows) fail(ErrorKind::kInfeasible, where, "have {}, need {}; lower --num-samples (or num=) or give more data", counted(documents, "document"), n);
+  fail(ErrorKind::kInfeasible, where, "have {}, need {} ({} × {}); lower --num-samples (or num=) or --seq-len, or give more text", counted(tokens, "token"), n * seq_len, n, seq_len);
 }
 
 // Parts of `total` in proportion to `weights`, rounded by largest remainder (ties: the earlier one).
@@ -152,7 +153,7 @@ std::int64_t cut_windows(std::size_t begin, std::size_t end, std::int64_t seq_le
 std::vector<std::vector<std::int64_t>> choose_windows(const std::vector<FileDocuments>& files, const WindowRequest& request) {
   for (const FileDocuments& f : files)
     if (f.option.skip >= f.n_documents())
-      fail(ErrorKind::kInfeasible, f.name, "skip={} passes over all of its {} documents", f.option.skip, f.n_documents());
+      fail(ErrorKind::kInfeasible, f.name, "skip={} passes over all of it: {}", f.option.skip, counted(f.n_documents(), "document"));
   const std::vector<std::int64_t> counts = count_per_file(files, request);
   std::vector<std::vector<std::int64_t>> chosen(files.size());
   for (std::size_t i = 0; i < files.size(); ++i) {

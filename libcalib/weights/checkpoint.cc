@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "libcalib/base/json.h"
+#include "libcalib/base/mapped_file.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/weights/gguf_dequant.h"
 #include "libcalib/weights/opened_files.h"
@@ -71,6 +72,7 @@ OpenedFiles open_folder(const std::string& folder, const LogSink& log) {
 }
 
 OpenedFiles open_file(const std::string& path) {
+  require_file(path, "expected a Hugging Face model folder or a GGUF file");
   std::string head;
   {
     const MappedFile file(path);

@@ -57,6 +57,7 @@ sens::EvalResult example() {
   contender.kind = "uniform";
   contender.k = contender.v = "bf16";
   contender.effective_bits_2048.reset();
+  contender.length_limit = 2048;
   contender.indistinguishable = true;
   out.contenders.push_back(contender);
   out.warnings = {"same text"};
@@ -72,6 +73,8 @@ TEST(EvalFile, RoundTrip) {
   EXPECT_EQ(read.contenders[0].buckets[1].end_position, 512);
   EXPECT_EQ(read.contenders[0].buckets[1].block.kld.mean, 0.03);
   EXPECT_FALSE(read.contenders[1].effective_bits_2048.has_value());
+  EXPECT_FALSE(read.contenders[0].length_limit.has_value());
+  EXPECT_EQ(read.contenders[1].length_limit, 2048);
   EXPECT_FALSE(read.negative_control.has_value());
   EXPECT_TRUE(read.settings.second_half);
   test::expect_equal(read.provenance, example().provenance);

@@ -62,6 +62,16 @@ TEST(Json, DamagedTextIsRefused) {
   refused("[1][2]", {"byte"});
 }
 
+TEST(Json, ErrorsNamePlaceAndText) {
+  refused("{\n  \"scale\": NaN,\n  \"bits\": 4\n}", {"line 2, column 12 (byte 14): `  \"scale\": NaN,`"});
+  refused("{\"a\": 1,\n \"b\": [1, 2", {"line 2, column 12", "ends within a value", "cut off"});
+  refused("", {"line 1, column 1", "cut off"});
+  std::string many = "[";
+  for (int i = 0; i < 2000; ++i) many += "1, ";
+  refused(many + "x, 3]", {"line 1, column 6002 (byte 6002): `1, 1, 1, 1, 1, 1, 1, 1, x, 3]`"});
+  refused("{\"a\": \"caf\xC3\xA9 \x01\"}", {"line 1, column 14"});
+}
+
 TEST(Json, InvalidUtf8IsRefused) {
   refused("{\"a\":\"\xC3\x28\"}", {"UTF-8"});
   refused("{\"\xFF\":1}", {"UTF-8"});

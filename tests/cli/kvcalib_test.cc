@@ -92,7 +92,7 @@ TEST(Kvcalib, MissingAndDamagedInput) {
   const auto with = [&](const std::string& model, const std::string& data, const std::string& out) {
     return run_program("kvcalib", {"--model", model, "--data", data, "-o", out, "--seq-len", "64"});
   };
-  expect_refusal(with(s.folder.file("absent"), s.data, s.out), 3, {"absent"});
+  expect_refusal(with(s.folder.file("absent"), s.data, s.out), 3, {"absent: file not found; expected a Hugging Face model folder or a GGUF file"});
   expect_refusal(with(s.model, s.folder.file("absent.txt"), s.out), 3, {"absent.txt"});
   expect_refusal(with(s.model, s.data, s.folder.file("no/such/stats.h5")), 3, {"no/such"});
   expect_refusal(with(s.model, s.data, s.folder.file("out")), 2, {"out", "folder"});
@@ -107,15 +107,16 @@ TEST(Kvcalib, MissingAndDamagedInput) {
 
 TEST(Kvcalib, AnOlderFileSurvivesAFailure) {
   const Scene s;
-  write_file(s.out, "older");
+  ASSERT_EQ(s.run({"--num-samples", "1"}).exit_code, 0);
+  const std::string older = read_file(s.out);
   expect_refusal(s.run({"--num-samples", "4000"}), 6, {"4096", "1024000"});
-  EXPECT_EQ(read_file(s.out), "older");
+  EXPECT_EQ(read_file(s.out), older);
   TinyModel broken = make_tiny_model("m-llama");
   for (float& v : broken.tensor("model.layers.1.self_attn.o_proj.weight").values) v = 3e38f;
   fs::remove_all(s.model);
   write_hf_folder(broken, s.model);
   expect_refusal(s.run({"--num-samples", "2"}), 8, {"layer 1"});  // found in the middle of the walk
-  EXPECT_EQ(read_file(s.out), "older");
+  EXPECT_EQ(read_file(s.out), older);
   EXPECT_EQ(std::distance(fs::directory_iterator(s.folder.file("out")), {}), 1);
 }
 

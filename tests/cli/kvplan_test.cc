@@ -120,6 +120,7 @@ TEST_F(Kvplan, PlanShowExplainCheck) {
   for (const char* part : {"layer 3 K:", "layer 3 V:", "score", "channel outlier ratio", "would"}) EXPECT_THAT(explain.out, HasSubstr(part));
   EXPECT_THAT(explain.out, testing::Not(HasSubstr("layer 2")));
   expect_refusal("explain " + file("p.json") + " --layer 99", 2, {"--layer", "layers 0 to 5"});
+  expect_refusal("explain " + file("p.json") + " --layer -1", 2, {"--layer", "\"-1\""});
 
   const Outcome check = run("check " + file("p.json") + " --stats " + file("stats.h5"));
   EXPECT_EQ(check.exit_code, 0) << check.err;
@@ -155,6 +156,8 @@ TEST_F(Kvplan, UniformPresetsAndPairs) {
   const Outcome memory = run("memory " + file("fp8.json") + " --contexts 1024,2048 --json");
   EXPECT_EQ(memory.exit_code, 0) << memory.err;
   EXPECT_EQ(json::parse(memory.out)["contexts"][1]["effective_bits"], 8.0);
+  expect_refusal("memory " + file("fp8.json") + " --contexts 2048,,8192", 2, {"--contexts", "empty item"});
+  expect_refusal("memory " + file("fp8.json") + " --contexts 1024,4294967296 --batch 1048576", 2, {"--contexts", "counted"});  // before the first row is printed
   expect_refusal("--uniform kivi5 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"kivi5", "kivi4"}, "no.json");
   // kvquant keeps one sink, these statistics four; and they were made without the moment that a codebook of values is weighted with.
   expect_refusal("--uniform kvquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"nuq4", "--sinks 1"}, "no.json");
@@ -181,8 +184,9 @@ TEST_F(Kvplan, LimitsByLoss) {
   EXPECT_LE(json::parse(kl.out)["predicted"]["score"].get<double>(), 0.01);
   EXPECT_EQ(run(inputs() + " --max-ppl-ratio 1.02 -o " + file("ppl.json")).exit_code, 0);
   EXPECT_LE(artifacts::read_plan(file("ppl.json")).summary.predicted->score, std::log(1.02));
-  expect_refusal(inputs() + " --max-ppl-ratio 0.9 -o " + file("no.json"), 2, {"--max-ppl-ratio"}, "no.json");
-  expect_refusal(inputs() + " --max-kl 1e-30 -o " + file("no.json"), 6, {"lowest prediction"}, "no.json");
+  for (const char* ratio : {"0", "0.9", "1", "x"}) expect_refusal(inputs() + " --max-ppl-ratio " + ratio + " -o " + file("no.json"), 2, {"--max-ppl-ratio", "above 1, such as 1.02"}, "no.json");
+  expect_refusal(inputs() + " --max-kl 0 -o " + file("no.json"), 2, {"--max-kl 0", "above 0, such as 0.05"}, "no.json");
+  expect_refusal(inputs() + " --max-kl 1e-30 -o " + file("no.json"), 6, {"predicted KL <= 1e-30", "lowest limit"}, "no.json");
   EXPECT_EQ(run(inputs() + " --budget 4.5 --dry-run -o " + file("dry.json")).exit_code, 0);
   EXPECT_FALSE(exists("dry.json"));
   const Outcome rich = run(inputs() + " --budget 40 -o " + file("rich.json"));
@@ -219,7 +223,13 @@ TEST_F(Kvplan, TargetRestrictions) {
   expect_refusal(inputs() + " --budget 5 --allow-k int5.token.g" + out, 2, {"--allow-k", "int5"}, "no.json");
   expect_refusal(inputs() + " --budget 5 --allow-k int4.token.g64" + out, 2, {"--allow-k int4.token.g64", "no candidate"}, "no.json");
   expect_refusal(inputs() + " --budget 5 --skip-layers 0,77" + out, 2, {"--skip-layers 77"}, "no.json");
-  expect_refusal(inputs() + " --budget 5 --skip-layers 0,x" + out, 2, {"--skip-layers"}, "no.json");
+  expect_refusal(inputs() + " --budget 5 --skip-layers 0,x" + out, 2, {"--skip-layers x", "such as 5-8"}, "no.json");
+  expect_refusal(inputs() + " --budget 5 --skip-layers -1" + out, 2, {"--skip-layers -1", "such as 5-8"}, "no.json");
+  expect_refusal(inputs() + " --budget 5 --skip-layers 5-3" + out, 2, {"--skip-layers 5-3", "write 3-5"}, "no.json");
+  expect_refusal(inputs() + " --budget 5 --skip-layers 0-2,1" + out, 2, {"--skip-layers", "layer 1 twice"}, "no.json");
+  for (const char* option : {"--skip-layers 0,,1", "--allow-k int4.token.g32,", "--allow-v ,bf16"}) expect_refusal(inputs() + " --budget 5 " + option + out, 2, {std::string(option).substr(0, 7), "empty item"}, "no.json");
+  ASSERT_EQ(run(inputs() + " --budget 15 --skip-layers 0,2-4 --skip-layers 5 -o " + file("r.json")).exit_code, 0);
+  EXPECT_EQ(artifacts::read_plan(file("r.json")).request.restrictions.skip_layers, (std::vector<int>{0, 2, 3, 4, 5}));
   expect_refusal(inputs() + " --budget 5 --same-kv --allow-k int4.channel.g64.pre" + out, 6, {"--same-kv"}, "no.json");
   expect_refusal(inputs() + " --budget 2.9 --same-kv" + out, 6, {"--same-kv", "minimum"}, "no.json");
   expect_refusal("--uniform kivi4 --same-kv --stats " + file("stats.h5") + out, 2, {"--same-kv", "--uniform"}, "no.json");
@@ -310,6 +320,19 @@ TEST_F(Kvplan, NeverReplacesAFileThatItDidNotMake) {
   const std::string scores = test::read_file(file("sens.h5"));
   expect_refusal(inputs() + " --budget 4.5 -o " + file("sens.h5"), 2, {"would replace an input"}, "no.json");
   EXPECT_EQ(test::read_file(file("sens.h5")), scores);
+  // What is no plan stays, whatever it is; an empty file is nobody's.
+  const std::pair<const char*, const char*> foreign[] = {
+      {"config.json", R"({"model_type": "llama"})"}, {"m.gguf", "GGUF\x03"}, {"notes.txt", "notes"}, {"e.json", R"({"schema": {"name": "kvcalib.eval", "version": 1}})"}};
+  for (const auto& [name, text] : foreign) {
+    test::write_file(file(name), text);
+    expect_refusal(inputs() + " --budget 4.5 -o " + file(name), 2, {name, "is no kvcalib.plan file", "remove it or give another name"});
+    expect_refusal("--uniform bf16 --stats " + file("stats.h5") + " -o " + file(name), 2, {name});
+    EXPECT_EQ(test::read_file(file(name)), text);
+  }
+  test::write_file(file("empty.json"), "");
+  EXPECT_EQ(run(inputs() + " --budget 4.5 -o " + file("empty.json")).exit_code, 0);
+  test::write_file(file("newer.json"), R"({"schema": {"name": "kvcalib.plan", "version": 99}})");
+  EXPECT_EQ(run(inputs() + " --budget 4.5 -o " + file("newer.json")).exit_code, 0);
   expect_refusal(inputs() + " --budget 4.5 -o " + file("constants.safetensors"), 2, {".safetensors"}, "constants.safetensors");
 }
 
@@ -321,7 +344,9 @@ TEST_F(Kvplan, RefusalsLeaveNothingAndKeepOldFiles) {
   expect_refusal(inputs() + " --budget 4 --profile compact" + out, 2, {"--budget", "--profile"}, "no.json");
   expect_refusal(inputs() + " --profile tiny" + out, 2, {"tiny", "compact"}, "no.json");
   expect_refusal("--budget 4" + out, 2, {"--sens"}, "no.json");
-  expect_refusal("--budget 4 --sens " + file("absent.h5") + out, 3, {"absent.h5"}, "no.json");
+  expect_refusal("--budget 4 --sens " + file("absent.h5") + out, 3, {"absent.h5: file not found; kvsens writes scores"}, "no.json");
+  expect_refusal("--uniform bf16 --stats " + file("absent.h5") + out, 3, {"absent.h5: file not found; kvcalib writes statistics"}, "no.json");
+  expect_refusal("show " + file("absent.json"), 3, {"absent.json: file not found; kvplan writes plans"});
   expect_refusal("--budget 4 --sens " + file("stats.h5") + out, 4, {"stats.h5"}, "no.json");
   expect_refusal("--budget 4 --stats " + file("stats.h5") + " --sens " + file("foreign.h5") + out, 5, {"stats.h5", "foreign.h5", "weights sha256"}, "no.json");
   expect_refusal(inputs() + " --budget 4 --target foo" + out, 2, {"foo", "native", "vllm"}, "no.json");
@@ -330,9 +355,10 @@ TEST_F(Kvplan, RefusalsLeaveNothingAndKeepOldFiles) {
   expect_refusal(inputs() + " --budget 4 --page-tokens 48" + out, 2, {"--page-tokens"}, "no.json");
   expect_refusal(inputs() + " --budgets 4", 2, {"--budgets"});
   for (const char* name : {"export", "import", "refine"}) expect_refusal(std::string(name) + " x.json --to vllm", 7, {name});
-  test::write_file(file("old.json"), "old");
+  ASSERT_EQ(run(inputs() + " --budget 4.5 -o " + file("old.json")).exit_code, 0);
+  const std::string old = test::read_file(file("old.json"));
   expect_refusal(inputs() + " --budget 1.0 -o " + file("old.json"), 6, {});
-  EXPECT_EQ(test::read_file(file("old.json")), "old");
+  EXPECT_EQ(test::read_file(file("old.json")), old);
 }
 
 TEST_F(Kvplan, CheckFailsWithExitOne) {
@@ -391,13 +417,40 @@ TEST_F(Kvplan, BitsGoWhereTheLossIs) {
   }
 }
 
+TEST_F(Kvplan, SubcommandsRefuseTheProgramsOwnOptions) {
+  ASSERT_EQ(run(inputs() + " --budget 4.5 -o " + file("s.json")).exit_code, 0);
+  const std::string plan = file("s.json");
+  expect_refusal("--budget 4.5 show " + plan, 2, {"--budget: is not an option of kvplan show"});
+  expect_refusal("show " + plan + " --budget 4.5", 2, {"--budget: is not an option of kvplan show"});
+  expect_refusal("check " + plan + " -o x.json", 2, {"--output: is not an option of kvplan check"});
+  expect_refusal("list --same-kv", 2, {"--same-kv: is not an option of kvplan list"});
+  expect_refusal("--stats " + file("stats.h5") + " check " + plan, 2, {"--stats: stands before check"});
+  EXPECT_EQ(run("--threads 1 show " + plan + " --json -q").exit_code, 0);  // these are everybody's
+  EXPECT_EQ(run(inputs() + " plan --budget 4.5 -o " + plan).exit_code, 0);
+  // A file may hold the options of every command.
+  test::write_file(file("all.toml"), run(inputs() + " --budget 4.5 --print-config").out);
+  EXPECT_EQ(run("show " + plan + " --config " + file("all.toml")).err, "");
+  const Outcome again = run("plan --config " + file("all.toml") + " -o " + plan);
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  expect_refusal("show " + plan + " --budget 3 --config " + file("all.toml"), 2, {"--budget"});
+}
+
+TEST_F(Kvplan, StandardOutputThatCannotBeWritten) {
+  ASSERT_EQ(run(inputs() + " --budget 4.5 -o " + file("f.json")).exit_code, 0);
+  const std::string plan = " " + file("f.json");
+  for (const std::string& command : {"show" + plan, "show --json" + plan, "explain" + plan, "explain --layer 2" + plan, "check" + plan, "diff" + plan + plan, "memory" + plan,
+                                     "memory --stats " + file("stats.h5"), std::string("list"), std::string("--help"), std::string("show --help"), std::string("--version"),
+                                     std::string("--print-config"), inputs() + " --budget 4.5 --dry-run"})
+    expect_refusal(command + " > /dev/full", 3, {"standard output: cannot be written"});
+}
+
 TEST_F(Kvplan, HelpVersionList) {
   EXPECT_EQ(run("--help").exit_code, 0);
   EXPECT_THAT(run("--help").out, HasSubstr("--budget"));
   EXPECT_EQ(run("--version").exit_code, 0);
   const Outcome list = run("list");
   EXPECT_EQ(list.exit_code, 0);
-  for (const char* part : {"kivi4", "llamacpp-q4_0-had", "default-1 (34 strings)"}) EXPECT_THAT(list.out, HasSubstr(part));
+  for (const char* part : {"kivi4", "llamacpp-q4_0-had", "default-2 (55 strings)"}) EXPECT_THAT(list.out, HasSubstr(part));
   expect_refusal("list nonsense", 2, {"nonsense"});
 }
 

@@ -69,7 +69,7 @@ TEST_F(Kvsens, GridWritesTheSameScoresTwice) {
   ASSERT_EQ(first.exit_code, 0) << first.text;
   ASSERT_EQ(run(call + file("b.h5")).exit_code, 0);
   const sens::SensResult a = artifacts::read_sens_file(file("a.h5")), b = artifacts::read_sens_file(file("b.h5"));
-  EXPECT_EQ(a.candidate_list, "default-1");
+  EXPECT_EQ(a.candidate_list, "default-2");
   EXPECT_EQ(a.windows, (std::vector<std::int64_t>{0, 32}));
   ASSERT_EQ(a.scores.size(), 5u);
   for (const auto& [metric, table] : a.scores)
@@ -185,6 +185,27 @@ TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
   EXPECT_FALSE(exists("no.h5"));
 }
 
+TEST_F(Kvsens, FilesThatAPlanNamesAreInputs) {
+  ASSERT_EQ(run("kvplan --uniform fp8-head --stats " + file("stats.h5") + " -o " + file("in.json")).exit_code, 0);
+  const std::string tensors = test::read_file(file("in.safetensors"));
+  const Outcome o = run("kvsens evaluate " + inputs() + " --plan " + file("in.json") + " -o " + file("in.safetensors"));
+  EXPECT_EQ(o.exit_code, 2) << o.text;
+  EXPECT_NE(o.text.find("would replace an input"), std::string::npos) << o.text;
+  EXPECT_EQ(test::read_file(file("in.safetensors")), tensors);
+  test::write_file(file("notes.json"), "{}");
+  for (const std::string& call : {"kvsens evaluate " + inputs() + " --plan " + file("in.json") + " -o " + file("notes.json"), "kvsens " + inputs() + " --stats " + file("stats.h5") + " -o " + file("notes.json"),
+                                  "kvcalib " + inputs() + " -o " + file("notes.json")}) {
+    const Outcome other = run(call);
+    EXPECT_EQ(other.exit_code, 2) << other.text;
+    EXPECT_NE(other.text.find("would be replaced"), std::string::npos) << other.text;
+  }
+  EXPECT_EQ(test::read_file(file("notes.json")), "{}");
+  std::filesystem::remove(file("in.safetensors"));
+  const Outcome lost = run("kvsens evaluate " + inputs() + " --plan " + file("in.json") + " -o " + file("no.json"));
+  EXPECT_EQ(lost.exit_code, 3) << lost.text;
+  EXPECT_NE(lost.text.find("in.json needs it"), std::string::npos) << lost.text;
+}
+
 TEST_F(Kvsens, SchemesThatAreNotOfferedAreNamed) {
   for (const char* pair : {"bf16:int4.token.g.lowrank8", "fp8e4m3fnuz.head:bf16"}) {
     const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform " + pair + " -o " + file("no.json"));
@@ -241,7 +262,7 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
   ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 32 --candidates int8.token.g,int4.token.g,int4.channel.g32.pre,int3.token.g,int2.token.g -o " + file("r.h5")).exit_code, 0);
   ASSERT_EQ(run("kvplan --sens " + file("r.h5") + " --budget 11 --context 4096 -o " + file("p.json")).exit_code, 0);
-  const std::string call = "kvsens refine " + model + "--sens " + file("r.h5") + " --joint 8 --plan ";
+  const std::string refine = "kvsens refine --model " + file("m") + " --threads 1 --sens " + file("r.h5"), call = refine + " --seq-len 256 --num-samples 2 --joint 8 --plan ";
   const Outcome same = run(call + file("p.json") + " --data " + file("scores.txt") + " -o " + file("no.json"));
   EXPECT_EQ(same.exit_code, 5) << same.text;
   EXPECT_NE(same.text.find("neither has seen"), std::string::npos) << same.text;
@@ -256,6 +277,26 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   EXPECT_EQ(refined.summary.predicted->joint->n_runs, 8u);
   EXPECT_FALSE(refined.summary.predicted->unfitted);
   EXPECT_EQ(run("kvplan check " + file("refined.json")).exit_code, 0);
+
+  // The tensor file is an input through the plan, and the plan itself may be replaced.
+  if (exists("p.safetensors")) {
+    const Outcome tensor = run(call + file("p.json") + " --data " + file("verify.txt") + " -o " + file("p.safetensors"));
+    EXPECT_EQ(tensor.exit_code, 2) << tensor.text;
+  }
+  // One document has no standard error: nothing is swapped.
+  const Outcome one = run(refine + " --plan " + file("p.json") + " --data " + file("verify.txt") + " --seq-len 256 --num-samples 1 --joint 0 -o " + file("one.json"));
+  ASSERT_EQ(one.exit_code, 0) << one.text;
+  EXPECT_NE(one.text.find("kept unjudged: 1 document has no standard error"), std::string::npos) << one.text;
+  const plan::Plan searched = artifacts::read_plan(file("p.json")), kept = artifacts::read_plan(file("one.json"));
+  for (std::size_t l = 0; l < searched.layers.size(); ++l)
+    for (const Side side : {Side::kK, Side::kV}) EXPECT_EQ(kept.layers[l].unit(side).scheme, searched.layers[l].unit(side).scheme);
+  // Windows of text that stay exact measure nothing.
+  for (const char* more : {"", " --dry-run"}) {
+    const Outcome exact = run(refine + " --plan " + file("p.json") + " --data " + file("verify.txt") + " --seq-len 36 --num-samples 2 -o " + file("no.json") + more);
+    EXPECT_EQ(exact.exit_code, 6) << exact.text;
+    EXPECT_NE(exact.text.find("the plan keeps all of it exact (sinks 4, window 32)"), std::string::npos) << exact.text;
+    EXPECT_FALSE(exists("no.json"));
+  }
 
   // A target between the losses of the candidates: the refined plan meets it on the text that was measured.
   const double limit = refined.summary.measured->kld / 3;
@@ -287,6 +328,21 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect("", 2, "--model");
   expect(inputs() + " --metric mse", 2, "mse");
   expect(inputs() + " --window a", 2, "--window");
+  expect(inputs() + " --window 128,,64", 2, "--window: is \"128,,64\", which has an empty item");
+  expect(inputs() + " --metric fisher,", 2, "--metric: is \"fisher,\", which has an empty item");
+  expect(inputs() + " --candidates ''", 2, "--candidates: is empty");
+  expect(inputs() + " --candidates bf16,,int8.token.g", 2, "--candidates");
+  expect("evaluate " + inputs() + " --uniform bf16,,kivi4", 2, "--uniform");
+  expect(inputs() + " --layers -1", 2, "--layers -1: expected a layer number");
+  expect(inputs() + " --layers 5-3", 2, "--layers 5-3: a range goes upwards; write 3-5");
+  expect(inputs() + " --layers 0-2,1", 2, "names layer 1 twice");
+  expect("drift " + inputs() + " --candidates foo --metric bar", 2, "--candidates: is not an option of kvsens drift");
+  expect("drift " + inputs() + " -o x.json", 2, "--output: is not an option of kvsens drift");
+  expect("evaluate " + inputs() + " --uniform bf16 --draws 5", 2, "--draws: is not an option of kvsens evaluate");
+  expect("--seed 3 evaluate " + inputs() + " --uniform bf16", 2, "--seed: stands before evaluate");
+  expect("--help > /dev/full", 3, "");
+  expect("evaluate --help > /dev/full", 3, "");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --dry-run > /dev/full", 3, "");
   expect(inputs() + " --layers 77 --candidates int4.token.g -o " + file("x.h5"), 2, "77");
   expect(inputs() + " --candidates int5.token.g", 2, "int5");
   expect("evaluate " + inputs(), 2, "--plan");

@@ -69,6 +69,12 @@ TEST(Abi, Argument) {
   for (const int bad : {-1, 1 << 30, INT32_MIN}) {  // page ids out of range
     EXPECT_ERROR(spoiled([&](Step* s) { ids.assign(64, bad); i64 = {0, 64}; s->batch.pages[KVRT_BASE] = {ids.data(), i64.data()}; }), KVRT_E_ARGUMENT, "base page 0 has id");
   }
+  // Two places in one page: ring pages that would overwrite each other, and a coded page that is written a second time.
+  const auto repeated = [&](kvrt_segment which) {
+    return spoiled([&](Step* s) { ids.assign(64, 0), i64 = {0, 64}; s->batch.pages[which] = {ids.data(), i64.data()}; });
+  };
+  EXPECT_ERROR(repeated(KVRT_WINDOW), KVRT_E_ARGUMENT, "page 0 stands twice among its sink and window pages");
+  EXPECT_ERROR(repeated(KVRT_BASE), KVRT_E_ARGUMENT, "page 0 stands twice among its base pages");
   EXPECT_ERROR(spoiled([](Step* s) { s->qkv.k.data = nullptr; }), KVRT_E_ARGUMENT, "k is null");
   EXPECT_ERROR(spoiled([](Step* s) { s->qkv.v.dtype = static_cast<kvrt_dtype>(9); }), KVRT_E_ARGUMENT, "v: unknown dtype 9");
   EXPECT_ERROR(spoiled([](Step* s) { s->qkv.v.row_stride = 8; }), KVRT_E_ARGUMENT, "stride 8");
@@ -141,11 +147,23 @@ TEST(Abi, PlanCheckListsEveryGap) {  // bug class 7
   EXPECT_THAT(reports.missing[0], HasSubstr("| int4.token.g"));
   EXPECT_THAT(reports.missing[1], HasSubstr("| int2.token.g"));
 
+  // Only what is missing goes.
+  layer = whole.layer_view();
+  layer.rope_style = KVRT_ROPE_NONE, layer.rotary_dim = 0;
+  layer.k.scheme = "int4.channel.g32.pair";
+  ASSERT_TRUE(PlanHandle::adopt(view, &plan).ok());
+  reports.missing.clear();
+  EXPECT_EQ(kvrt_plan_check(plan.get(), nullptr, &Reports::add, &reports, &err), KVRT_E_UNSUPPORTED);
+  ASSERT_EQ(reports.missing.size(), 1u);
+  EXPECT_EQ(reports.missing[0], "int4.channel.g32.pair | pair: the layer has no RoPE | int4.channel.g32");
+  EXPECT_THAT(std::string(err.text), HasSubstr("; nearest: int4.channel.g32"));
+
   layer = whole.layer_view();
   layer.sliding_window = 64;
   ASSERT_TRUE(PlanHandle::adopt(view, &plan).ok());
   EXPECT_EQ(kvrt_plan_check(plan.get(), nullptr, nullptr, nullptr, &err), KVRT_E_UNSUPPORTED);
   EXPECT_THAT(std::string(err.text), HasSubstr("sliding window (64 keys)"));
+  EXPECT_THAT(std::string(err.text), ::testing::Not(HasSubstr("nearest")));  // no scheme would do
 }
 
 TEST(Abi, AForcedBackendIsReallyTaken) {  // bug class 7

@@ -133,7 +133,15 @@ TEST(PlanLoader, FilesOnDisk) {
   EXPECT_EQ(PlanHandle::load(folder + "/tiny.json", &plan, (folder + "/none").c_str()).code(), Code::kIo);
   EXPECT_EQ(plan.get(), nullptr);
   EXPECT_EQ(PlanHandle::load(folder + "/none.json", &plan).code(), Code::kIo);
-  EXPECT_EQ(PlanHandle::load(folder, &plan).code(), Code::kIo);
+  const Status is_folder = PlanHandle::load(folder, &plan);
+  EXPECT_EQ(is_folder.code(), Code::kIo);
+  EXPECT_THAT(is_folder.text(), HasSubstr("is a folder"));
+  TinyPlan bare;
+  bare.document["tensors"] = nullptr;
+  std::ofstream(folder + "/bare.json") << bare.json();
+  const Status needless = PlanHandle::load(folder + "/bare.json", &plan, (folder + "/tiny.safetensors").c_str());
+  EXPECT_EQ(needless.code(), Code::kMismatch);
+  EXPECT_THAT(needless.text(), HasSubstr("/tensors is null"));
   TinyPlan escaping;
   escaping.document["tensors"]["file"] = "../tiny.safetensors";
   std::ofstream(folder + "/escaping.json") << escaping.json();

@@ -182,6 +182,8 @@ TEST(CacheGeometry, HeadersAlone) {
   const std::string bytes = read_file(whole);
   write_file(cut, bytes.substr(0, bytes.size() / 3));
   EXPECT_EQ(windows(model::read_cache_geometry(cut)), (std::vector<std::int64_t>{8, 8, 8, 8}));
+  write_gguf(make_tiny_model("m-gemma3"), whole);
+  EXPECT_EQ(model::read_cache_geometry(whole).model_type, "gemma3_text");  // as the readers that run models name it
   std::filesystem::create_directory(folder.file("hf"));
   write_file(folder.file("hf/config.json"), config_json(make_tiny_model("m-llama")));
   for (const char* name : {"hf", "hf/config.json"}) EXPECT_EQ(model::read_cache_geometry(folder.file(name)).layers.size(), 4u);

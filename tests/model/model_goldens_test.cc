@@ -1,8 +1,6 @@
 // Logits, k_pre, k_post and v against the reference implementation (scripts/make_golden.py), 1e-4 of the tensor's maximum.
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -130,14 +128,6 @@ TEST(ModelGolden, GemmaFromGgufMatchesReference) {  // norms there hold 1 + w
   const std::string path = write_gguf(model, folder.file("m.gguf")).front();
   const json want = golden("gemma3");
   expect_golden(run_forward(path, want["ids"].get<std::vector<text::TokenId>>()), want);
-}
-
-/// A file named by an environment variable, or one that a script left under the source or build folder; empty if there is none.
-std::string real_model(const char* variable, const std::string& file) {
-  if (const char* named = std::getenv(variable)) return named;
-  for (const char* folder : {"/models/", "/build/models/", "/demo-out/"})
-    if (const std::string path = CALIB_SOURCE_DIR + std::string(folder) + file; std::filesystem::exists(path)) return path;
-  return {};
 }
 
 void expect_real_golden(const char* name, const char* variable, const char* fetch) {

@@ -5,9 +5,13 @@
 #include <locale>
 
 #include "libcalib/base/error.h"
+#include "libcalib/base/rng.h"
+#include "tests/support/expect_error.h"
 
 namespace calib::plan {
 namespace {
+
+using test::expect_error;
 
 ErrorKind kind_of(const std::string& text) {
   try {
@@ -61,9 +65,32 @@ TEST(Budget, BytesOfABudget) {
   }
 }
 
-TEST(Budget, ParsePositive) {
-  EXPECT_EQ(parse_positive("0.05", "--max-kl"), 0.05);
-  for (const char* text : {"0,05", "0", "-1", "x", "0.05x"}) EXPECT_THROW(parse_positive(text, "--max-kl"), Error) << text;
+TEST(Budget, ParseAbove) {
+  EXPECT_EQ(parse_above(0, "0.05", "--max-kl", "0.05"), 0.05);
+  EXPECT_EQ(parse_above(0, "1", "--max-kl", "0.05"), 1);
+  for (const char* text : {"0,05", "0", "-1", "x", "0.05x", "inf", ""})
+    expect_error([&] { parse_above(0, text, "--max-kl", "0.05"); }, ErrorKind::kUsage, {"--max-kl", "expected a number above 0, such as 0.05"});
+  expect_error([&] { parse_above(1, "1", "--max-ppl-ratio", "1.02"); }, ErrorKind::kUsage, {"--max-ppl-ratio 1", "above 1, such as 1.02"});
+}
+
+TEST(Budget, PrintedBoundsAreMet) {
+  EXPECT_EQ(rounded_up(3.0751e-5), "3.08e-05");
+  EXPECT_EQ(rounded_up(0.25), "0.25");
+  EXPECT_EQ(rounded_up(0.9991), "1");
+  EXPECT_EQ(rounded_up(0), "0");
+  Rng rng(5);
+  for (int i = 0; i < 2000; ++i) {
+    const double value = std::exp(20 * rng.uniform() - 15), back = parse_above(0, rounded_up(value), "x", "1");
+    EXPECT_GE(back, value);
+    EXPECT_LE(back, 1.0101 * value);  // three digits: at most 1.01 instead of 1.00
+  }
+  const std::int64_t elements = 94371840;
+  for (const std::int64_t bytes : {34131148LL, 53088256LL, 34091827LL, 11796480LL}) {
+    const std::string text = bits_that_allow(bytes, elements);
+    EXPECT_GE(budget_bytes(parse_budget(text), elements, 1, 1), bytes) << text;
+    EXPECT_LT(parse_budget(text).value, 8.0 * static_cast<double>(bytes) / elements + 0.01 + 1e-9) << text;
+  }
+  EXPECT_EQ(bits_that_allow(11796480, elements), "1.00");
 }
 
 }  // namespace

@@ -134,7 +134,7 @@ TEST_F(PlanFile, TensorsMustBeThePlansOwn) {
   test::write_file(tensors, bytes);
   expect_error([&] { read(); }, ErrorKind::kMismatch, {"plan.safetensors", "sha256"});
   std::filesystem::remove(tensors);
-  expect_error([&] { read(); }, ErrorKind::kNotFound, {"plan.safetensors"});
+  expect_error([&] { read(); }, ErrorKind::kNotFound, {"plan.safetensors", "/plan.json needs it"});
 }
 
 TEST_F(PlanFile, TensorFileNameStaysInTheFolder) {
@@ -288,7 +288,12 @@ TEST_F(PlanFile, LayerListFaults) {
   fails([](json& d) { d["layers"][0]["v"]["scheme"] = "int4.channel.g64.pre"; }, {"/layers/0/v/scheme"});
   fails([](json& d) { d["layers"][0]["k"]["bits"] = 3; }, {"/layers/0/k/bits is 3"});
   fails([](json& d) { d["layers"][0]["v"].erase("params"); }, {"/layers/0/v/params is missing"});
-  fails([](json& d) { d["runtime"]["rope"][0]["rotary_width"] = 32; }, {"/runtime/rope"});
+  fails([](json& d) { d["layers"][0]["k"]["frame"] = "sideways"; }, {"/layers/0/k/frame is \"sideways\", expected \"p"});
+  fails([](json& d) { d["runtime"]["rope"][0]["rotary_width"] = 32; }, {"/runtime/rope/0/rotary_width is 32, expected 64 (as /model/layers says)"});
+  fails([](json& d) { d["runtime"]["rope"][0]["inv_freq"][3] = 7.5; }, {"/runtime/rope/0/inv_freq/3 is 7.5, expected 0."});
+  fails([](json& d) { d["runtime"]["rope"][0]["layers"].erase(1); }, {"/runtime/rope/0/layers has 2 elements, expected 3"});
+  fails([](json& d) { d["runtime"]["rope"][0].erase("layout"); }, {"/runtime/rope/0/layout is missing, expected \"half_split\""});
+  fails([](json& d) { d["runtime"]["rope"][0] = nullptr; }, {"/runtime/rope/0 is null, expected an object of 5"});
   fails([](json& d) { d["runtime"]["page_tokens"] = 48; }, {"/runtime/page_tokens is 48"});
   fails([](json& d) { d["fallback"][0]["changes"][0]["side"] = "q"; }, {"/fallback/0/changes/0/side"});
   fails([](json& d) { d["model"]["layers"] = json::array(); }, {"/model/layers"});
@@ -321,7 +326,7 @@ TEST_F(PlanFile, TextFaults) {
       EXPECT_NE(e.kind(), ErrorKind::kInternal) << i << ' ' << e.what();
     }
   }
-  expect_error([&] { read_plan(folder_.file("absent.json")); }, ErrorKind::kNotFound, {"absent.json"});
+  expect_error([&] { read_plan(folder_.file("absent.json")); }, ErrorKind::kNotFound, {"absent.json", "kvplan writes plans"});
 }
 
 TEST_F(PlanFile, LargePlansReadFast) {

@@ -187,7 +187,15 @@ TEST(Restrictions, InfeasibleSaysWhatWouldDo) {
   SearchRequest request;
   request.limits.max_score = 1e-3;
   request.restrictions.v = {"int2.token.g32"};
-  expect_error([&] { search_plan(uneven(), {}, request); }, ErrorKind::kInfeasible, {"lowest prediction", "with no restriction in place of --allow-v int2.token.g32"});
+  expect_error([&] { search_plan(uneven(), {}, request); }, ErrorKind::kInfeasible, {"lowest limit", "with no restriction in place of --allow-v int2.token.g32"});
+}
+
+TEST(Restrictions, LongListsAreCounted) {
+  Restrictions r;
+  r.k = {"int8.token.g", "int4.token.g32", "int4.token.g"};
+  r.v = {"int8.token.g", "int4.token.g32", "int4.token.g", "bf16"};
+  r.skip_layers = {0, 1, 2, 3, 4};
+  EXPECT_EQ(restrictions_text(r), "--allow-k int8.token.g,int4.token.g32,int4.token.g --allow-v (4 schemes) --skip-layers (5 layers)");
 }
 
 }  // namespace

@@ -100,14 +100,24 @@ TEST(Search, InfeasibleStatesMinimumAndFix) {
   const Error window = error_of(c, bits(floor_bits - 0.1));
   EXPECT_EQ(window.kind(), ErrorKind::kInfeasible);
   EXPECT_EQ(exit_code(window.kind()), 6);
-  EXPECT_THAT(window.what(), HasSubstr(fmt::format("minimum {:.2f}", floor_bits)));
+  EXPECT_THAT(window.what(), HasSubstr("minimum " + bits_that_allow(floor, c.elements()) + " with"));
   EXPECT_THAT(window.what(), HasSubstr("effective bits at T=1024"));
+  Limits stated;
+  stated.budget = parse_budget(bits_that_allow(floor, c.elements()));
+  EXPECT_EQ(search(c, stated).bytes, floor);
   EXPECT_THAT(window.what(), HasSubstr("window 64 gives"));
   EXPECT_THAT(error_of(c, bits(2.9)).what(), HasSubstr("int2.token.g"));
   EXPECT_THAT(error_of(c, bits(0.5)).what(), HasSubstr("no window or candidate"));
   Limits bytes;
   bytes.budget = parse_budget("1kB");
   EXPECT_THAT(error_of(c, bytes).what(), HasSubstr(fmt::format("minimum {} bytes", floor)));
+}
+
+/// The limit that an infeasible one's message asks for.
+std::string stated(const std::string& text) {
+  const std::string mark = "can meet is ";
+  const std::size_t at = text.find(mark) + mark.size();
+  return text.substr(at, text.find_first_of(" ;", at) - at);
 }
 
 TEST(Search, LeastBytesForALossLimit) {
@@ -127,7 +137,16 @@ TEST(Search, LeastBytesForALossLimit) {
   impossible.max_score = 1e-12;
   const Error e = error_of(c, impossible);
   EXPECT_EQ(e.kind(), ErrorKind::kInfeasible);
-  EXPECT_THAT(e.what(), HasSubstr("lowest prediction"));
+  // What the message asks for is met, in the unit that was asked in.
+  Limits lowest;
+  lowest.max_score = parse_above(0, stated(e.what()), "--max-kl", "0.05");
+  EXPECT_LE(search(c, lowest).score, lowest.max_score);
+  impossible.as_ppl_ratio = true;
+  impossible.asked = "1.0000000001";
+  const Error ratio = error_of(c, impossible);
+  EXPECT_THAT(ratio.what(), testing::StartsWith("predicted PPL ratio <= 1.0000000001: the lowest limit that these candidates can meet is 1."));
+  lowest.max_score = std::log(parse_above(1, stated(ratio.what()), "--max-ppl-ratio", "1.02"));
+  EXPECT_LE(search(c, lowest).score, lowest.max_score);
 }
 
 TEST(Search, WideGroupsHoldLimitsWithAMargin) {
@@ -140,6 +159,11 @@ TEST(Search, WideGroupsHoldLimitsWithAMargin) {
   EXPECT_LE(1.25 * careful.score + careful.se, 0.05);
   EXPECT_LE(plain.score, 0.05);
   EXPECT_GT(careful.bytes, plain.bytes);
+  limits.max_score = 1e-9;
+  limits.max_score = parse_above(0, stated(error_of(Candidates(wide, Accounting{}, ""), limits).what()), "--max-kl", "0.05");
+  const Found lowest = search(Candidates(wide, Accounting{}, ""), limits);
+  EXPECT_LE(1.25 * lowest.score + lowest.se, limits.max_score);
+  EXPECT_GT(lowest.se, 0);
 }
 
 TEST(Search, ProfilesKeepTheirBand) {

@@ -10,6 +10,7 @@
 #include "libcalib/base/rng.h"
 #include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scheme.h"
+#include "libcalib/quant/static_thresholds.h"
 #include "libcalib/quant/unit_moments.h"
 
 namespace calib::quant {
@@ -54,7 +55,7 @@ TEST(CalibratedParams, SinksAreMergedBackForPlansWithoutSinks) {
   const SchemeParams p = fit_params(parse_scheme("int4.token.g64.center"), Side::kK, layer(), 0);
   const double share = static_cast<double>(kSinks) / kTokens;
   for (int c = 0; c < 64; ++c) EXPECT_NEAR(p.mean[static_cast<std::size_t>(c)], 1000 * share + (1 - share) * c / 8.0, 1e-3);
-  EXPECT_EQ(fit_params(parse_scheme("fp8e4m3.tensor"), Side::kK, layer(), 0).clip_hi.at(0), 1000.0f);
+  EXPECT_EQ(fit_params(parse_scheme("fp8e4m3.tensor.pre"), Side::kK, layer(), 0).clip_hi.at(0), 1000.0f);
 }
 
 TEST(CalibratedParams, OtherSinkCountsAreRefused) {
@@ -71,10 +72,10 @@ TEST(CalibratedParams, OtherSinkCountsAreRefused) {
 TEST(CalibratedParams, StaticAbsmaxPerUnitAndHead) {
   const stats::LayerStats stats = layer();
   // Largest channel mean 63 / 8, swing 1 in head 0 and 2 in head 1.
-  EXPECT_THAT(fit_params(parse_scheme("fp8e4m3.head"), Side::kK, stats, kSinks).clip_hi, testing::ElementsAre(63.0f / 8 + 1, 63.0f / 8 + 2));
+  EXPECT_THAT(fit_params(parse_scheme("fp8e4m3.head.pre"), Side::kK, stats, kSinks).clip_hi, testing::ElementsAre(63.0f / 8 + 1, 63.0f / 8 + 2));
   EXPECT_THAT(fit_params(parse_scheme("fp8e4m3.tensor"), Side::kV, stats, kSinks).clip_hi, testing::ElementsAre(2 * (63.0f / 8 + 2)));
   // Centring leaves the swing.
-  const SchemeParams centred = fit_params(parse_scheme("fp8e4m3.head.center"), Side::kK, stats, kSinks);
+  const SchemeParams centred = fit_params(parse_scheme("fp8e4m3.head.pre.center"), Side::kK, stats, kSinks);
   EXPECT_NEAR(centred.clip_hi.at(0), 1, 1e-5);
   EXPECT_NEAR(centred.clip_hi.at(1), 2, 1e-5);
 }
@@ -118,9 +119,9 @@ TEST(CalibratedParams, NoTokenIsNumeric) {
 
 TEST(CalibratedParams, StaticIntegerRangesOfUnitHeadAndChannel) {
   const stats::LayerStats stats = layer();
-  const SchemeParams unit = fit_params(parse_scheme("int8.tensor"), Side::kK, stats, kSinks);
-  EXPECT_THAT(unit.clip_lo, testing::ElementsAre(-2.0f));
-  EXPECT_THAT(unit.clip_hi, testing::ElementsAre(63.0f / 8 + 2));
+  const SchemeParams unit = fit_params(parse_scheme("int8.tensor.pre"), Side::kK, stats, kSinks);
+  EXPECT_THAT(unit.clip_lo, testing::ElementsAre(-63.0f / 8 - 2));
+  EXPECT_THAT(unit.clip_hi, testing::ElementsAre(2.0f));
   const SchemeParams head = fit_params(parse_scheme("sint8.head"), Side::kV, stats, kSinks);
   EXPECT_THAT(head.clip_lo, testing::ElementsAre(-2.0f, -4.0f));
   EXPECT_THAT(head.clip_hi, testing::ElementsAre(2 * (63.0f / 8 + 1), 2 * (63.0f / 8 + 2)));
@@ -153,6 +154,72 @@ TEST(CalibratedParams, ChannelRangesAfterRopeCoverEveryPosition) {
   }
 }
 
+// The same under one range for a head or a unit: slow pairs turn into values that the text did not show, fast ones have shown theirs.
+TEST(CalibratedParams, RangesOfHeadsAndUnitsAfterRopeCoverEveryPosition) {
+  const stats::LayerStats stats = layer();
+  const float slow = std::hypot(31.0f / 8 + 2, 63.0f / 8 + 2), seen = 63.0f / 8 + 2;
+  for (const char* text : {"fp8e4m3.tensor", "int8.tensor", "nvfp4"}) {
+    EXPECT_NEAR(fit_params(parse_scheme(text), Side::kK, stats, kSinks).clip_hi.at(0), slow, 1e-5) << text;
+    EXPECT_NEAR(fit_params(parse_scheme(text), Side::kV, stats, kSinks).clip_hi.at(0), 2 * seen, 1e-5) << text;
+  }
+  EXPECT_NEAR(fit_params(parse_scheme("int8.head"), Side::kK, stats, kSinks).clip_lo.at(1), -slow, 1e-5);
+  LayerGeometry fast = quant_test::geometry();
+  fast.inv_freq.assign(32, 1.0);
+  const auto k = [](std::int64_t t, int h, int c) { return body(t, h, c, 1); };
+  EXPECT_NEAR(fit_params(parse_scheme("fp8e4m3.tensor"), Side::kK, quant_test::layer_stats(fast, kSinks, kTokens, k, k, k), kSinks).clip_hi.at(0), seen, 1e-5);
+}
+
+// METHODS.md 3: a plan keeps the sinks that the statistics keep apart, or none; then they are merged back, quantiles and histograms too.
+TEST(CalibratedParams, QuantilesWithoutSinksAreThoseOfStatisticsWithoutSinks) {
+  const auto value = [](std::int64_t t, int h, int c) { return static_cast<float>(std::sin(0.37 * static_cast<double>(t * (c + 3) + h)) * (t < kSinks ? 40 : 1 + c % 5)); };
+  const stats::LayerStats apart = quant_test::layer_stats(quant_test::geometry(), kSinks, kTokens, value, value, value);
+  const stats::LayerStats together = quant_test::layer_stats(quant_test::geometry(), 0, kTokens, value, value, value);
+  for (const char* text : {"nuq3.channel.static.pre.out1", "int4.channel.static.pre.out2", "nuq2.channel.static.pre"}) {
+    const SchemeParams merged = fit_params(parse_scheme(text), Side::kK, apart, 0), plain = fit_params(parse_scheme(text), Side::kK, together, 0), kept = fit_params(parse_scheme(text), Side::kK, apart, kSinks);
+    EXPECT_EQ(merged.clip_hi, plain.clip_hi) << text;
+    EXPECT_NE(merged.clip_hi, kept.clip_hi) << text;
+    for (std::size_t i = 0; i < plain.codebook.size(); ++i) EXPECT_NEAR(merged.codebook[i], plain.codebook[i], 0.02) << text;
+    try {
+      fit_params(parse_scheme(text), Side::kK, apart, 2);
+      FAIL() << text;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+      EXPECT_THAT(e.what(), testing::AllOf(HasSubstr(text), HasSubstr("keep 4 apart"), HasSubstr("--sinks 2")));
+    }
+  }
+}
+
+// METHODS.md 4.5, the factor sigma^2: errors are weighed in the units of the data, so that the one wide channel shapes the codebook and
+// not the many narrow ones.
+TEST(CalibratedParams, WideChannelsShapeTheCodebook) {
+  // Narrow channels sit at the ends of their range, the wide channel sits at -1/3 and 1/3 of it but for two tokens.
+  const auto value = [](std::int64_t t, int, int c) {
+    const double sign = t % 2 == 0 ? 1 : -1;
+    return static_cast<float>(c == 5 ? 100 * sign * (t < kSinks + 2 ? 1.0 : 1.0 / 3) : 0.1 * sign);
+  };
+  const stats::LayerStats stats = quant_test::layer_stats(quant_test::geometry(1), kSinks, kTokens, value, value, value);
+  const std::vector<float> codebook = fit_params(parse_scheme("nuq2.channel.static.pre"), Side::kK, stats, kSinks).codebook;
+  ASSERT_EQ(codebook.size(), 4u);
+  EXPECT_NEAR(codebook[1], -1.0 / 3, 0.01);
+  EXPECT_NEAR(codebook[2], 1.0 / 3, 0.01);
+}
+
+// G42
+TEST(CalibratedParams, PairsThatATextTurnsOnce) {
+  struct Row { double theta; int pairs[4]; };
+  for (const Row& r : {Row{5e5, {29, 35, 42, 49}}, Row{1e4, {41, 50, 60, 64}}}) {
+    LayerGeometry g = quant_test::geometry(1, 128);
+    g.inv_freq.clear();
+    for (int p = 0; p < 64; ++p) g.inv_freq.push_back(std::pow(r.theta, -p / 64.0));
+    const std::int64_t lengths[] = {2048, 8192, 32768, 131072};
+    for (int i = 0; i < 4; ++i) {
+      int n = 0;
+      for (int p = 0; p < 64; ++p) n += finishes_a_turn(g, p, lengths[i]);
+      EXPECT_EQ(n, r.pairs[i]) << r.theta << " " << lengths[i];
+    }
+  }
+}
+
 TEST(CalibratedParams, SmoothingFactorsAreSharedByEachRopePair) {
   const stats::LayerStats stats = layer();
   const SchemeParams p = fit_params(parse_scheme("int4.token.g.smooth"), Side::kK, stats, kSinks);
@@ -165,7 +232,7 @@ TEST(CalibratedParams, SmoothingFactorsAreSharedByEachRopePair) {
     }
   EXPECT_TRUE(p.clip_hi.empty());
   // Static ranges are those of what is stored: smoothed.
-  const SchemeParams head = fit_params(parse_scheme("fp8e4m3.head.smooth"), Side::kK, stats, kSinks);
+  const SchemeParams head = fit_params(parse_scheme("fp8e4m3.head.pre.smooth"), Side::kK, stats, kSinks);
   EXPECT_NEAR(head.clip_hi[0], (63.0 / 8 + 1) / std::sqrt(63.0 / 8 + 1), 1e-5);
   const auto zero = [](std::int64_t, int, int) { return 0.0f; };
   const stats::LayerStats nothing = quant_test::layer_stats(quant_test::geometry(), kSinks, kTokens, zero, zero, zero);
@@ -173,7 +240,7 @@ TEST(CalibratedParams, SmoothingFactorsAreSharedByEachRopePair) {
 }
 
 TEST(CalibratedParams, Nvfp4TakesTheAbsmaxOfTheUnit) {
-  EXPECT_THAT(fit_params(parse_scheme("nvfp4"), Side::kK, layer(), kSinks).clip_hi, testing::ElementsAre(63.0f / 8 + 2));
+  EXPECT_THAT(fit_params(parse_scheme("nvfp4"), Side::kV, layer(), kSinks).clip_hi, testing::ElementsAre(2 * (63.0f / 8 + 2)));
   const auto zero = [](std::int64_t, int, int) { return 0.0f; };
   const stats::LayerStats nothing = quant_test::layer_stats(quant_test::geometry(), kSinks, kTokens, zero, zero, zero);
   EXPECT_THAT(fit_params(parse_scheme("nvfp4"), Side::kV, nothing, kSinks).clip_hi, testing::ElementsAre(2688.0f));
@@ -210,7 +277,6 @@ TEST(CalibratedParams, ValuesWithoutTheOutputMomentNeedANewerFile) {
 stats::LayerStats normal_layer(double tail = 0, bool with_rope = true) {
   LayerGeometry g = quant_test::geometry();
   if (!with_rope) g.rotary_dim = 0, g.rope_style = RopeStyle::kNone;
-  for (int p = 0; p < 32; ++p) g.inv_freq.push_back(std::pow(10000.0, -p / 32.0));
   Rng rng(9);
   const auto value = [&](std::int64_t, int, int c) {
     const double spike = tail > 0 && rng.uniform() < 0.01 ? tail : 1.0;
@@ -310,6 +376,19 @@ TEST(CalibratedParams, CodebooksBeatEvenCodesOnFreshData) {
   }
   EXPECT_LT(cost_of("nuq3.channel.static.pre.out2", Side::kK, heavy, spiked), 0.3 * cost_of("nuq3.channel.static.pre", Side::kK, heavy, spiked));
   EXPECT_LT(cost_of("nuq3.token.g.out2", Side::kV, heavy, spiked), 0.6 * cost_of("nuq3.token.g", Side::kV, heavy, spiked));
+}
+
+// METHODS.md 4.5: at 2 bits there is a second codebook, whose coded values vary as the data do.
+TEST(CalibratedParams, QNormAtTwoBits) {
+  const stats::LayerStats stats = normal_layer();
+  for (const char* text : {"nuq2.channel.static.pre", "nuq2.token.g", "nuq2.token.g.out1"}) {
+    const SchemeParams p = fit_params(parse_scheme(text), Side::kK, stats, kSinks);
+    ASSERT_EQ(p.codebook_qnorm.size(), 4u) << text;
+    EXPECT_TRUE(std::is_sorted(p.codebook_qnorm.begin(), p.codebook_qnorm.end()));
+    EXPECT_GT(p.codebook_qnorm[3] - p.codebook_qnorm[0], 1.03f * (p.codebook[3] - p.codebook[0])) << text;
+    for (const auto& [name, values] : p.arrays()) EXPECT_NE(values, &p.codebook_qnorm);
+  }
+  EXPECT_TRUE(fit_params(parse_scheme("nuq3.token.g"), Side::kK, stats, kSinks).codebook_qnorm.empty());
 }
 
 TEST(CalibratedParams, FeedbackOnValuesMeetsTheOutputProjection) {

@@ -97,6 +97,49 @@ TEST(CodebookFit, NormalDataGiveLloydMax) {
   }
 }
 
+/// The density of N(0,1) on a grid of 1/1000.
+void add_normal_points(std::vector<double>* weight, std::vector<double>* sum) {
+  for (int i = -8000; i <= 8000; ++i) {
+    weight->push_back(std::exp(-0.5 * i * i * 1e-6) * 1e-3 / std::sqrt(2 * M_PI));
+    sum->push_back(weight->back() * i * 1e-3);
+  }
+}
+
+// G26, under midpoints of the stretched entries.
+TEST(CodebookFit, QNormStretchesTheTableToTheSpreadOfItsData) {
+  std::vector<double> weight, sum;
+  add_normal_points(&weight, &sum);
+  struct Row { std::size_t k; double factor, mse; };
+  for (const Row& r : {Row{4, 1.064482, .118974}, Row{8, 1.017735, .034593}}) {
+    const std::vector<double> means = optimal_means(weight, sum, r.k), moved = match_spread(means, weight, sum);
+    std::vector<double> x;
+    for (std::size_t i = 0; i < weight.size(); ++i) x.push_back(sum[i] / weight[i]);
+    for (std::size_t i = 0; i < r.k; ++i) EXPECT_NEAR(moved[i] / means[i], r.factor, 1e-5) << r.k;
+    EXPECT_NEAR(cost(x, weight, moved), r.mse, 1e-5) << r.k;
+    EXPECT_GT(cost(x, weight, moved), cost(x, weight, means));  // it buys variance, not error
+  }
+}
+
+TEST(CodebookFit, QNormKeepsMeanAndDeviationOfWhatIsCoded) {
+  // Points 0 1 5 9 by weights 1 2 3 4, coded with 1 1 6 6.
+  const std::vector<double> weight{1, 2, 3, 4}, sum{0, 2, 15, 36}, moved = match_spread({1, 6}, weight, sum);
+  const double mean = (3 * moved[0] + 7 * moved[1]) / 10, square = (3 * moved[0] * moved[0] + 7 * moved[1] * moved[1]) / 10;
+  EXPECT_NEAR(mean, 5.3, 1e-12);
+  EXPECT_NEAR(square - mean * mean, (2 + 75 + 324) / 10.0 - 5.3 * 5.3, 1e-12);
+  EXPECT_EQ(match_spread({3, 3}, weight, sum), (std::vector<double>{3, 3}));  // nothing to stretch
+  EXPECT_THROW(match_spread({1, 2}, {0, 0}, {0, 0}), Error);
+}
+
+// Points far too light to move a mean must not break the sums of those that are not.
+TEST(CodebookFit, WeightsOverManyDecades) {
+  std::vector<double> x, w;
+  Rng rng(4);
+  for (int i = 0; i < 2000; ++i) x.push_back(-1 + i / 1000.0), w.push_back(i < 900 ? 1e-30 * (1 + rng.uniform()) : 1 + rng.uniform());
+  const std::vector<double> means = optimal_means(w, products(x, w), 4);
+  const std::vector<double> heavy_x(x.begin() + 900, x.end()), heavy_w(w.begin() + 900, w.end());
+  EXPECT_THAT(means, NearEach(optimal_means(heavy_w, products(heavy_x, heavy_w), 4)));
+}
+
 TEST(CodebookFit, FewPointsAndNone) {
   EXPECT_THAT(optimal_means({0, 2, 0}, {0, -1, 0}, 4), testing::ElementsAre(-0.5, -0.5, -0.5, -0.5));
   EXPECT_THROW(optimal_means({0, 0}, {0, 0}, 2), Error);

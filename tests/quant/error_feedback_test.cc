@@ -164,7 +164,6 @@ TEST(ErrorFeedback, IsTheNearestPlaneAlgorithm) {
 
 TEST(ErrorFeedback, MomentsFollowTheSchemesCoordinates) {
   LayerGeometry g = quant_test::geometry();
-  for (int p = 0; p < 32; ++p) g.inv_freq.push_back(std::pow(10000.0, -p / 32.0));
   const auto value = [](std::int64_t t, int h, int c) { return static_cast<float>(std::sin(0.1 * static_cast<double>(t * (c + 1) + h))); };
   const stats::LayerStats stats = quant_test::layer_stats(g, 4, 200, value, value, value);
   const std::vector<double> m = error_moment(stats, Side::kK, 1, parse_scheme("int4.token.g.ef"), nullptr, 100);
@@ -187,7 +186,6 @@ TEST(ErrorFeedback, MomentsFollowTheSchemesCoordinates) {
 // Queries that point one way: what fit_params finds reaches the encoder, and costs less under the moment than rounding to nearest.
 TEST(ErrorFeedback, FittedConstantsLowerTheCostOfStoredKeys) {
   LayerGeometry g = quant_test::geometry();
-  for (int p = 0; p < 32; ++p) g.inv_freq.push_back(std::pow(10000.0, -p / 32.0));
   const auto value = [](std::int64_t t, int h, int c) { return static_cast<float>(std::sin(0.1 * static_cast<double>(t * (c + 1) + h))); };
   const std::vector<float> k = quant_test::fill(200, 2, 64, value);
   const std::vector<float> q = quant_test::fill(200, 4, 64, [](std::int64_t t, int h, int c) { return static_cast<float>(2 * std::cos(static_cast<double>(c * c)) + std::sin(0.7 * static_cast<double>(t * (c + 2) + h))); });
@@ -225,6 +223,7 @@ TEST(ErrorFeedback, FittedConstantsLowerTheCostOfStoredKeys) {
 // Before RoPE: the cost of an error of the stored key, averaged over the distances it will be read at.
 TEST(ErrorFeedback, MomentBeforeRopeIsTheMeanOverDistances) {
   LayerGeometry g = quant_test::geometry(1, 8);
+  g.inv_freq.clear();
   for (int p = 0; p < 4; ++p) g.inv_freq.push_back(std::pow(100.0, -p / 4.0));
   const auto value = [](std::int64_t t, int, int c) { return static_cast<float>(std::sin(0.3 * static_cast<double>(t + c))); };
   const stats::LayerStats stats = quant_test::layer_stats(g, 0, 50, value, value, value);

@@ -88,6 +88,7 @@ TEST(FakeQuant, CentringPaysOffForOffsetKeys) {
   for (float& value : x) value -= 10;
   EXPECT_LT(rms("q4_0", {}) / offset, 0.25);
   x = kept;
+  EXPECT_LT(rms("sint4.token.g32.center", params) / rms("sint4.token.g32", {}), 0.25);
   EXPECT_NEAR(rms("int4.token.g.center", params), rms("int4.token.g", {}), 0.1 * rms("int4.token.g", {}));  // asymmetric: no offset problem
 }
 

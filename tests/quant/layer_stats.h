@@ -1,6 +1,7 @@
 #pragma once
 // Layer statistics of seeded tensors for the tests of quant.
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -17,6 +18,7 @@ inline LayerGeometry geometry(int kv_heads = 2, int head_dim = 64) {
   g.n_kv_heads = kv_heads;
   g.head_dim = g.rotary_dim = head_dim;
   g.softmax_scale = 1.0 / 8.0;
+  for (int p = 0; p < head_dim / 2; ++p) g.inv_freq.push_back(std::pow(10000.0, -2.0 * p / head_dim));
   return g;
 }
 

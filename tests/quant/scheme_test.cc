@@ -11,6 +11,7 @@
 namespace calib::quant {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -131,20 +132,51 @@ TEST(Presets, PairsGroupsAndRefusals) {
   EXPECT_EQ(error_of([] { resolve_preset("int4.token.g:foo", 64); }).kind(), ErrorKind::kUsage);
 }
 
-TEST(CandidateLists, DefaultHolds34Strings) {
-  const CandidateList list = resolve_candidates("default");
-  EXPECT_EQ(list.name, "default-1");
-  EXPECT_EQ(list.k.size(), 19u);
-  EXPECT_EQ(list.v.size(), 15u);
-  EXPECT_EQ(list.k.size() + list.v.size(), 34u);
-  for (const auto* side : {&list.k, &list.v}) {
-    EXPECT_EQ(std::set<std::string>(side->begin(), side->end()).size(), side->size());
-    for (const std::string& text : *side) {
-      const kvrt::Scheme scheme = parse_scheme(text);
-      EXPECT_EQ(kvrt::to_string(scheme), text);
-      check_scheme(scheme, quant_test::geometry(3, 64), side == &list.k ? Side::kK : Side::kV);
+TEST(CandidateLists, DefaultsHoldEachStringOnce) {
+  EXPECT_EQ(resolve_candidates("default").name, "default-2");
+  EXPECT_EQ(resolve_candidates("default").k, resolve_candidates("default-2").k);
+  for (const auto& [name, n_k, n_v] : {std::tuple("default-1", 19u, 15u), std::tuple("default-2", 40u, 15u)}) {
+    const CandidateList list = resolve_candidates(name);
+    EXPECT_EQ(list.name, name);
+    EXPECT_EQ(list.k.size(), n_k);
+    EXPECT_EQ(list.v.size(), n_v);
+    for (const auto* side : {&list.k, &list.v}) {
+      EXPECT_EQ(std::set<std::string>(side->begin(), side->end()).size(), side->size());
+      for (const std::string& text : *side) {
+        const kvrt::Scheme scheme = parse_scheme(text);
+        EXPECT_EQ(kvrt::to_string(scheme), text);
+        check_scheme(scheme, quant_test::geometry(3, 64), side == &list.k ? Side::kK : Side::kV);
+      }
     }
   }
+}
+
+TEST(CandidateLists, DefaultFeedsErrorsBackOnEveryLowKey) {
+  const CandidateList list = resolve_candidates("default");
+  for (const std::string& text : list.k) {
+    kvrt::Scheme scheme = parse_scheme(text);
+    const int bits = kvrt::code_bits(scheme.format);
+    if (bits > 4) continue;
+    scheme.ef = true;
+    EXPECT_NE(std::find(list.k.begin(), list.k.end(), kvrt::to_string(scheme)), list.k.end()) << text;
+  }
+  for (const std::string& text : list.v) EXPECT_FALSE(parse_scheme(text).ef) << text;
+}
+
+// METHODS.md 5.3: a rotation undoes what ranges per channel are for. Legal, and said.
+TEST(CandidateLists, RotatedChannelRangesAreWarnedAbout) {
+  std::vector<std::string> warnings;
+  LogSink log;
+  log.warning = [&](const std::string& text) { warnings.push_back(text); };
+  resolve_candidates("default", log);
+  resolve_candidates("int4.token.g.had,int4.channel.g32", log);
+  resolve_preset("quarot4", 64, log);
+  EXPECT_TRUE(warnings.empty());
+  resolve_candidates("int4.token.g.had,int4.channel.g32.had,int8.channel.static.had", log);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("int4.channel.g32.had: `had`"), HasSubstr("int8.channel.static.had: `had`")));
+  resolve_preset("int3.channel.g64.center.had:int4.token.g", 64, log);
+  ASSERT_EQ(warnings.size(), 3u);
+  EXPECT_THAT(warnings[2], HasSubstr("int3.channel.g64.center.had: `had`"));
 }
 
 TEST(CandidateLists, MixedLists) {
@@ -156,7 +188,7 @@ TEST(CandidateLists, MixedLists) {
   EXPECT_EQ(error_of([] { resolve_candidates("int4.token.g32,,bf16"); }).kind(), ErrorKind::kUsage);
   EXPECT_EQ(error_of([] { resolve_candidates("nonsense"); }).kind(), ErrorKind::kUsage);
   EXPECT_EQ(error_of([] { resolve_candidates("target:vllm"); }).kind(), ErrorKind::kUnsupported);
-  EXPECT_EQ(error_of([] { resolve_candidates("default-2"); }).kind(), ErrorKind::kUnsupported);
+  EXPECT_THAT(resolve_candidates("default-1,int2.token.g").v, Contains("int2.token.g"));
 }
 
 }  // namespace

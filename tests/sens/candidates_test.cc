@@ -6,6 +6,7 @@
 
 #include "libcalib/base/rng.h"
 #include "libcalib/sens/fisher.h"
+#include "libcalib/sens/metrics.h"
 #include "tests/support/expect_error.h"
 
 namespace calib::sens {
@@ -114,14 +115,79 @@ TEST(Candidates, SinksAreKeptOutOfGroups) {
   }
 }
 
+/// Mean attention KL of 300 normal queries with logits of deviation 2.
+double attention_kl_of(const UnitCandidate& c, const LayerGeometry& g, const std::vector<float>& k) {
+  const std::size_t d = static_cast<std::size_t>(g.head_dim), n = k.size() / d;
+  std::vector<float> error(k.size());
+  ThreadPool pool(1);
+  quantisation_error(c, Side::kK, g, 0, false, static_cast<std::int64_t>(n), k.data(), error.data(), pool);
+  Rng rng(31);
+  double sum = 0;
+  std::vector<double> q(d), p(n), delta(n);
+  for (int r = 0; r < 300; ++r) {
+    for (double& x : q) x = 2 * rng.normal() / std::sqrt(static_cast<double>(d));
+    double top = -1e300, total = 0;
+    for (std::size_t j = 0; j < n; ++j) {
+      p[j] = delta[j] = 0;
+      for (std::size_t i = 0; i < d; ++i) p[j] += q[i] * k[j * d + i], delta[j] += q[i] * error[j * d + i];
+      top = std::max(top, p[j]);
+    }
+    for (double& x : p) total += x = std::exp(x - top);
+    for (double& x : p) x /= total;
+    sum += attention_kl(p, delta) / 300;
+  }
+  return sum;
+}
+
+// G35: the norm of a vector whose mean is 8 deviations says little about the part that attention reads.
+TEST(Candidates, GoldenG35KeysOfALargeMeanNeedCentringBeforeANorm) {
+  constexpr std::size_t n = 512, d = 128;
+  LayerGeometry g;
+  g.n_q_heads = g.n_kv_heads = 1;
+  g.head_dim = g.rotary_dim = static_cast<int>(d);
+  Rng rng(30);
+  quant::SchemeParams params;
+  for (std::size_t i = 0; i < d; ++i) params.mean.push_back(rng.uniform() < 0.5 ? -8.0f : 8.0f);
+  std::vector<float> k(n * d);
+  for (std::size_t i = 0; i < k.size(); ++i) k[i] = params.mean[i % d] + static_cast<float>(rng.normal());
+  const double plain = attention_kl_of({0, quant::parse_scheme("lm3.token.g.had"), {}}, g, k);
+  const double centred = attention_kl_of({0, quant::parse_scheme("lm3.token.g.center.had"), params}, g, k);
+  EXPECT_GT(plain / centred, 10) << plain << " " << centred;
+  EXPECT_GT(centred, 0);
+  // 4.7: a cosine sees none of it.
+  std::vector<float> error(k.size());
+  ThreadPool pool(1);
+  quantisation_error({0, quant::parse_scheme("lm3.token.g.had"), {}}, Side::kK, g, 0, false, n, k.data(), error.data(), pool);
+  double dot = 0, a = 0, b = 0;
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    const double x = k[i], y = x + error[i];
+    dot += x * y, a += x * x, b += y * y;
+  }
+  EXPECT_GT(dot / std::sqrt(a * b), 0.97);
+}
+
 TEST(Fisher, HandValues) {
   // Two draws, one head of 2 channels, one token: ((1*3 + 2*(-1))^2 + (0*3 + 1*(-1))^2) / (2*2) and squares one by one.
   const float g[] = {1, 2, 0, 1}, delta[] = {3, -1};
-  double vec = 0, diagonal = 0;
+  const FisherShape shape{1, 2, 1, 2};
+  FisherRows rows(shape);
   ThreadPool pool(1);
-  add_fisher_rows({1, 2, 1, 2}, g, delta, &vec, &diagonal, pool);
-  EXPECT_DOUBLE_EQ(vec, (1.0 + 1.0) / 4);
-  EXPECT_DOUBLE_EQ(diagonal, (9.0 + 4.0 + 0.0 + 1.0) / 4);
+  add_fisher_rows(shape, g, delta, &rows, pool);
+  EXPECT_DOUBLE_EQ(rows.vec[0], (1.0 + 1.0) / 4);
+  EXPECT_DOUBLE_EQ(rows.diagonal[0], (9.0 + 4.0 + 0.0 + 1.0) / 4);
+  EXPECT_EQ(rows.direction, (std::vector<double>{1.0, -1.0}));
+}
+
+TEST(Fisher, DirectionsAddUpOverTokensAndHeads) {
+  // One draw, two tokens of two heads: what one vector loses another gives back.
+  const float g[] = {1, 2, 3, 4}, delta[] = {4, -1, 2, -3};
+  const FisherShape shape{2, 1, 2, 1};
+  FisherRows rows(shape);
+  ThreadPool pool(1);
+  add_fisher_rows(shape, g, delta, &rows, pool);
+  EXPECT_EQ(rows.direction, (std::vector<double>{4.0 - 2.0 + 6.0 - 12.0}));
+  add_fisher_rows(shape, g, delta, &rows, pool);
+  EXPECT_EQ(rows.direction, (std::vector<double>{-8.0}));
 }
 
 TEST(Fisher, LanesAndThreadsDoNotMatter) {
@@ -130,12 +196,15 @@ TEST(Fisher, LanesAndThreadsDoNotMatter) {
   std::vector<float> g(n * draws * heads * d), delta(n * heads * d);
   for (float& x : g) x = static_cast<float>(rng.normal());
   for (float& x : delta) x = static_cast<float>(rng.normal());
-  std::vector<double> vec(n, 0.0), diagonal(n, 0.0), vec2(n, 0.0), diagonal2(n, 0.0);
+  const FisherShape shape{n, draws, heads, d};
+  FisherRows rows(shape), rows2(shape);
   ThreadPool one(1), two(2);
-  add_fisher_rows({n, draws, heads, d}, g.data(), delta.data(), vec.data(), diagonal.data(), one);
-  add_fisher_rows({n, draws, heads, d}, g.data(), delta.data(), vec2.data(), diagonal2.data(), two);
-  EXPECT_EQ(vec, vec2);
-  EXPECT_EQ(diagonal, diagonal2);
+  add_fisher_rows(shape, g.data(), delta.data(), &rows, one);
+  add_fisher_rows(shape, g.data(), delta.data(), &rows2, two);
+  const std::vector<double>&vec = rows.vec, &diagonal = rows.diagonal;
+  EXPECT_EQ(vec, rows2.vec);
+  EXPECT_EQ(diagonal, rows2.diagonal);
+  EXPECT_EQ(rows.direction, rows2.direction);
   for (std::int64_t j = 0; j < n; j += 29) {
     double a = 0, b = 0;
     for (std::int64_t r = 0; r < draws; ++r)

@@ -98,5 +98,30 @@ TEST(KldBlockTest, BucketsCoverTheirPositions) {
   EXPECT_EQ(buckets[2].block.n_rows, 2 * 88);
 }
 
+std::vector<EvalBucket> buckets_of(const std::vector<double>& ratios, double se) {
+  std::vector<EvalBucket> buckets;
+  for (std::size_t b = 0; b < ratios.size(); ++b) {
+    EvalBucket bucket;
+    bucket.first_position = b == 0 ? 0 : std::int64_t{128} << b;
+    bucket.end_position = std::int64_t{256} << b;
+    bucket.block.ppl_ratio = {ratios[b], se};
+    buckets.push_back(bucket);
+  }
+  return buckets;
+}
+
+TEST(LengthLimit, GoldenG45) {
+  EXPECT_EQ(length_limit(buckets_of({1.00, 1.01, 1.02, 1.05, 1.12, 1.30}, 1e-3)), 2048);
+  EXPECT_EQ(length_limit(buckets_of({1.00, 1.01, 1.02, 1.05, 1.12, 1.02}, 1e-3)), std::nullopt);
+}
+
+TEST(LengthLimit, NeedsConfidenceAndIsNotMovedByOneBucket) {
+  EXPECT_EQ(length_limit(buckets_of({1.00, 1.12}, 1e-3)), 256);           // the last bucket needs no other
+  EXPECT_EQ(length_limit(buckets_of({1.00, 1.12}, 0.07)), std::nullopt);  // 1.12 - 1.96 * 0.07 < 1
+  EXPECT_EQ(length_limit(buckets_of({1.20, 1.01, 1.15, 1.30}, 1e-3)), 512);
+  EXPECT_EQ(length_limit(buckets_of({1.00, 1.12, 1.30}, 1e-3), 1.25), 512);
+  EXPECT_EQ(length_limit({}), std::nullopt);
+}
+
 }  // namespace
 }  // namespace calib::sens

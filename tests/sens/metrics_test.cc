@@ -42,6 +42,24 @@ TEST(AttentionKl, GoldenG3ShiftInvariance) {
   EXPECT_NEAR(attention_kl(p, std::vector<double>{11.1, 10.8, 11.05}), kl, 1e-12);
 }
 
+// G6: normal noise on the scores of all distractors. A fine grid of its density stands for any number of them, so that the sums are exact.
+TEST(AttentionKl, GoldenG6NoiseOnDistractorsTakesFromTheNeedle) {
+  struct Row { double mass, sd, kept; };
+  for (const Row& r : {Row{.5, .5, .468791}, Row{.5, 1, .377541}, Row{.5, 2, .119203}, Row{.9, 1, .845172}}) {
+    std::vector<double> p{r.mass}, delta{0};
+    constexpr double kStep = 0.05;  // the trapezoid rule is exact to rounding for a Gaussian at any step below 1
+    for (int i = -240; i <= 240; ++i) {
+      p.push_back((1 - r.mass) * kStep * std::exp(-0.5 * i * kStep * i * kStep) / std::sqrt(2 * M_PI));
+      delta.push_back(r.sd * i * kStep);
+    }
+    // The noise has mean 0 under p, so KL = ln(m + (1 - m) e^(s^2 / 2)): what the needle's mass is divided by.
+    EXPECT_NEAR(r.mass * std::exp(-attention_kl(p, delta)), r.kept, 1e-6);
+    std::vector<float> p32(p.begin(), p.end()), d32(delta.begin(), delta.end());
+    attention_kl_row(p32.data(), d32.data(), static_cast<std::int64_t>(p32.size()));
+    EXPECT_NEAR(r.mass + d32[0], r.kept, 1e-6);
+  }
+}
+
 TEST(AttentionKl, HugeShiftsStayFinite) {
   // One key takes all the mass: KL = ln(p e^d + ...) - p d, computed by hand for p = (1/2, 1/2), delta = (0, 200).
   const std::vector<double> p{0.5, 0.5};

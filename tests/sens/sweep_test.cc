@@ -2,8 +2,11 @@
 
 #include <cmath>
 
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include "libcalib/quant/codebook_fit.h"
+#include "libcalib/sens/joint_run.h"
 #include "tests/sens/sens_fixture.h"
 #include "tests/support/expect_error.h"
 
@@ -61,6 +64,54 @@ TEST(Sweep, FullWindowScoresOnlyTheRounding) {
     }
 }
 
+// METHODS.md 4.5: of two codebooks of 2 bits the one that loses less attention on the text of the run is scored and stored.
+TEST(Sweep, TheBetterOfTwoCodebooksIsKept) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(1, 48, 256);
+  const std::vector<float> good = quant::stored_codebook({-0.8, -0.3, 0.3, 0.8}), bad = quant::stored_codebook({-0.02, -0.01, 0.01, 0.02});
+  struct Run {
+    SensResult result;
+    std::vector<std::string> notes;
+  };
+  const auto run = [&](const std::vector<float>& first, const std::vector<float>& second, bool judge, const std::vector<std::string>& metrics) {
+    const ParamsProvider params = [&](std::size_t, Side, const kvrt::Scheme&, std::int64_t) {
+      quant::SchemeParams p;
+      p.codebook = first, p.codebook_qnorm = second;
+      return p;
+    };
+    SweepOptions options = options_of(metrics, {0, 8});
+    options.judge_codebooks = judge;
+    Run out;
+    out.result.model = m.model.identity();
+    LogSink log;
+    log.note = [&](const std::string& text) { out.notes.push_back(text); };
+    ThreadPool pool(1);
+    lay_out_grid({"custom", {"int4.token.g8", "nuq2.token.g"}, {"nuq2.token.g"}}, {0, 3}, &out.result, {});
+    run_sweep(m.model, documents, options, params, pool, &out.result, log);
+    return out;
+  };
+  const auto stored = [](const Run& r, const char* key) { return r.result.params.at(key).at(0).values; };
+  for (const std::vector<std::string>& metrics : {std::vector<std::string>{"fisher_vec", "attn_kl", "attn_out"}, {"attn_out", "logit_kl"}}) {
+    const Run alone = run(good, {}, true, metrics), kept = run(bad, good, true, metrics), left = run(good, bad, true, metrics);
+    for (const Run* r : {&kept, &left}) {
+      EXPECT_EQ(stored(*r, "00/k/nuq2.token.g"), good);
+      EXPECT_EQ(stored(*r, "03/v/nuq2.token.g"), good);
+      for (const auto& [name, table] : alone.result.scores) {
+        ASSERT_EQ(r->result.scores.at(name).mean.size(), table.mean.size());
+        for (std::size_t i = 0; i < table.mean.size(); ++i)
+          EXPECT_TRUE(r->result.scores.at(name).mean[i] == table.mean[i] || std::isnan(table.mean[i])) << name << " " << i;
+      }
+    }
+    EXPECT_TRUE(alone.notes.empty());
+    ASSERT_EQ(kept.notes.size(), 1u);
+    EXPECT_NE(kept.notes[0].find("4 of 4"), std::string::npos) << kept.notes[0];
+    EXPECT_NE(left.notes.at(0).find("0 of 4"), std::string::npos);
+  }
+  // Nothing to judge by, or text that the codebooks were fitted on.
+  EXPECT_EQ(stored(run(bad, good, true, {"fisher_vec"}), "00/k/nuq2.token.g"), bad);
+  EXPECT_EQ(stored(run(bad, good, false, {"attn_kl"}), "00/k/nuq2.token.g"), bad);
+}
+
 // SN-05: errors past the border of a sliding window are like those before it, in layers with and without one.
 TEST(Sweep, BucketsBeyondTheSlidingWindow) {
   test::TinyModel tiny = test::make_tiny_model("m-gemma3");
@@ -105,6 +156,63 @@ TEST(Sweep, SoftmaxGainScalesTheWholeKeyTable) {
         else EXPECT_TRUE(std::isnan(x));
       }
     }
+}
+
+// With labels from the model, the square of all of a document's products at once is the KL at second order, whatever errors move
+// together; fisher_vec leaves the products of different tokens out.
+TEST(Sweep, FisherDirEstimatesTheLogitKl) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  SweepOptions options = options_of({"fisher_dir", "logit_kl"}, {0});
+  options.n_draws = 128;
+  const SensResult r = sweep(m.model, random_documents(8, 40, 256), {{"int4.token.g", "int8.token.g"}, {"int4.token.g"}, {}}, options);
+  EXPECT_EQ(r.scores.size(), 2u);
+  const ScoreTable &estimate = r.scores.at("fisher_dir"), &truth = r.scores.at("logit_kl");
+  int n = 0;
+  for (std::size_t i = 0; i < truth.mean.size(); ++i) {
+    if (!std::isfinite(truth.mean[i])) continue;
+    EXPECT_NEAR(estimate.mean[i], truth.mean[i], 0.25 * truth.mean[i]) << r.schemes[i % r.schemes.size()];  // 3 deviations of 1,024 squares, third order
+    EXPECT_GT(estimate.se[i], 0);
+    EXPECT_GE(estimate.worst_decile[i], estimate.mean[i]);
+    for (int b = 0; b < r.n_buckets; ++b) EXPECT_TRUE(std::isnan(estimate.by_bucket[i * static_cast<std::size_t>(r.n_buckets) + static_cast<std::size_t>(b)]));
+    ++n;
+  }
+  EXPECT_EQ(n, 3 * m.model.n_layers());
+}
+
+// The hidden state `lookahead` compares, made anew block by block.
+TEST(Sweep, LookaheadComparesStatesAFewBlocksOn) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(2, 50, 256);
+  ASSERT_GE(m.model.n_layers(), 2);
+  for (const std::int64_t blocks : {std::int64_t{0}, m.model.n_layers()}) {
+    SweepOptions options = options_of({"lookahead"}, {0});
+    options.lookahead_blocks = blocks;
+    const SensResult r = sweep(m.model, documents, {{"int4.token.g"}, {"int4.token.g", "int8.token.g"}, {}}, options);
+    double squares = 0, norms = 0;
+    ThreadPool pool(1);
+    const c10::NoGradGuard no_grad;
+    for (const text::Document& document : documents) {
+      at::Tensor x = m.model.load_embedding()->lookup(document.ids), y = x;
+      LayerChange change;
+      change.v = UnitCandidate{0, quant::parse_scheme("int4.token.g"), {}};
+      change.tiers = isolated_tiers(change.v->scheme, options.n_sinks, 0);
+      const std::int64_t end = std::min(m.model.n_layers(), blocks + 1);
+      for (std::int64_t l = 0; l < end; ++l) {
+        const auto block = m.model.load_block(l);
+        x = run_block(*block, x, nullptr, kQueryTile, pool);
+        y = run_block(*block, y, l == 0 ? &change : nullptr, kQueryTile, pool);
+      }
+      const auto unit = [&](const at::Tensor& h) {
+        return end == m.model.n_layers() ? m.model.load_head()->normalise(h) : h / h.square().mean(-1, true).sqrt();
+      };
+      const at::Tensor u = unit(x).slice(0, options.n_sinks), v = unit(y).slice(0, options.n_sinks);
+      squares += (u - v).square().sum().item<double>();
+      norms += u.square().sum().item<double>();
+    }
+    EXPECT_NEAR(score(r, "lookahead", 0, Side::kV, "int4.token.g", 0), squares / norms, 1e-4 * squares / norms);
+    EXPECT_LT(score(r, "lookahead", 0, Side::kV, "int8.token.g", 0), 0.1 * score(r, "lookahead", 0, Side::kV, "int4.token.g", 0));
+    EXPECT_GT(score(r, "lookahead", 0, Side::kK, "int4.token.g", 0), 0);
+  }
 }
 
 TEST(Sweep, DocumentsMayComeInAnyOrderAndInParts) {

@@ -2,10 +2,9 @@
 
 #include <cmath>
 
-#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
-#include "libcalib/model/torch_block.h"
+#include "tests/sens/sampled_text.h"
 #include "tests/sens/sens_fixture.h"
 #include "tests/support/shared_data.h"
 
@@ -14,39 +13,9 @@ namespace {
 
 using test_fixture::Grid;
 using test_fixture::OpenModel;
+using test_fixture::sampled_sequences;
 using test_fixture::score;
 using test_fixture::sweep;
-
-constexpr std::size_t kSequences = 8, kLength = 168;
-
-/// Sequences sampled from the model itself at temperature 1, token 1 first.
-std::vector<text::Document> sampled_sequences(const model::StreamingModel& model) {
-  const c10::NoGradGuard no_grad;
-  const auto embedding = model.load_embedding();
-  const auto head = model.load_head();
-  std::vector<std::unique_ptr<model::Block>> blocks;
-  for (std::int64_t l = 0; l < model.n_layers(); ++l) blocks.push_back(model.load_block(l));
-  std::vector<text::Document> out(kSequences);
-  for (std::size_t s = 0; s < kSequences; ++s) {
-    Rng rng = Rng::for_item(29, s);
-    out[s].ids = {1};
-    while (out[s].ids.size() < kLength) {
-      at::Tensor x = embedding->lookup(out[s].ids);
-      for (const auto& block : blocks) {
-        const model::Projected p = block->project(x);
-        x = block->finish(x, block->attend(block->rotate(p.q_pre), block->rotate(p.k_pre), p.v));
-      }
-      const at::Tensor p = at::softmax(head->logits(x.slice(0, x.size(0) - 1)).to(at::kDouble), -1).contiguous();
-      const double* p_data = p.data_ptr<double>();
-      double cumulative = p_data[0];
-      const double u = rng.uniform();
-      text::TokenId id = 0;
-      while (id + 1 < head->vocab_size() && cumulative <= u) cumulative += p_data[++id];
-      out[s].ids.push_back(id);
-    }
-  }
-  return out;
-}
 
 class Trained : public testing::Test {
  protected:
@@ -82,6 +51,15 @@ TEST_F(Trained, ScoresFallWithBitsAndChannelKeysWin) {
         }
       }
     EXPECT_LT(score(r, "attn_kl", l, Side::kK, "int4.channel.g32.pre"), 0.2 * score(r, "attn_kl", l, Side::kK, "int4.token.g")) << l;
+  }
+  // The whole chain against the numbers it gave before: sums over layers, 5 %.
+  struct Row { const char* metric; Side side; const char* scheme; double sum; };
+  for (const Row& row : {Row{"attn_kl", Side::kK, "int4.token.g", 2.4801}, Row{"attn_kl", Side::kK, "int4.channel.g32.pre", 2.4248e-2}, Row{"attn_out", Side::kK, "int4.token.g", 1.3375},
+                         Row{"attn_out", Side::kV, "int4.token.g", 8.6663e-3}, Row{"attn_out", Side::kV, "int2.token.g", 0.21827}, Row{"fisher_vec", Side::kK, "int4.channel.g32.pre", 1.6034e-3},
+                         Row{"fisher_vec", Side::kV, "int4.token.g", 9.3344e-4}}) {
+    double sum = 0;
+    for (int l = 0; l < model()->model.n_layers(); ++l) sum += score(r, row.metric, l, row.side, row.scheme);
+    EXPECT_NEAR(sum, row.sum, 0.05 * row.sum) << row.metric << " " << side_name(row.side) << " " << row.scheme;
   }
 }
 

@@ -12,8 +12,8 @@ namespace calib::test {
 
 inline constexpr int kKv = 2, kQ = 4, kDim = 16;  ///< KV heads, query heads, head_dim
 
-inline stats::LayerGeometry geometry() {
-  stats::LayerGeometry g;
+inline LayerGeometry geometry() {
+  LayerGeometry g;
   g.index = 3, g.n_q_heads = kQ, g.n_kv_heads = kKv, g.head_dim = kDim, g.rotary_dim = kDim;
   return g;
 }

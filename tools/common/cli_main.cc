@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <iostream>
 #include <new>
 #include <thread>
 
@@ -108,6 +109,52 @@ std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& e) 
   return subject + ": its value is not valid";
 }
 
+/// Throws kIo if anything written to standard output is lost.
+void flush_stdout() {
+  std::cout.flush();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) fail(ErrorKind::kIo, "standard output", "cannot be written");
+}
+
+/// Options of the program itself that a sub-command would ignore.
+class UnusedOptions {
+ public:
+  UnusedOptions(const CLI::App& app, std::string program, std::string main_command) : app_(app), program_(std::move(program)), main_command_(std::move(main_command)) {
+    for (const CLI::Option* option : app.get_options(nullptr))
+      if (option != app.get_help_ptr() && option != app.get_version_ptr()) own_.push_back(option);
+  }
+
+  /// Throws kUsage naming the first that was given.
+  void check() const {
+    const std::vector<CLI::App*> used = app_.get_subcommands();
+    if (used.empty() || used[0]->get_name() == main_command_) return;
+    const std::string command = program_ + " " + used[0]->get_name();
+    for (const CLI::Option* option : own_) {
+      if (option->count() == 0) continue;
+      const std::string name = option->get_name();
+      if (used[0]->get_option_no_throw(name)) fail(ErrorKind::kUsage, name, "stands before {}; write it behind, where it applies to {}", used[0]->get_name(), command);
+      fail(ErrorKind::kUsage, name, "is not an option of {}; see {} --help", command, command);
+    }
+  }
+
+ private:
+  const CLI::App& app_;
+  std::string program_, main_command_;
+  std::vector<const CLI::Option*> own_;
+};
+
+/// Looks at the command line before the values of a file join it: a file may hold options of commands that are not run.
+class CheckedConfig : public CLI::ConfigTOML {
+ public:
+  explicit CheckedConfig(const UnusedOptions& unused) : unused_(unused) {}
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    unused_.check();
+    return CLI::ConfigTOML::from_config(input);
+  }
+
+ private:
+  const UnusedOptions& unused_;
+};
+
 int run_program(int argc, char** argv, const Program& program) {
   Invocation call;
   call.started_monotonic = monotonic_seconds();
@@ -125,6 +172,8 @@ int run_program(int argc, char** argv, const Program& program) {
   std::int64_t threads = 0;
   bool quiet = false, verbose = false, print_config = false;
   program.declare(app);
+  const UnusedOptions unused(app, program.name, program.main_command);
+  app.config_formatter(std::make_shared<CheckedConfig>(unused));
   add_integer(app, "--threads", threads, 0, 4096, "Worker threads, 0 = all cores", "Device");
   add_flag(app, "--json", call.json, "Print results as JSON on standard output", "Diagnostics");
   add_flag(app, "-v,--verbose", verbose, "Print notes as well", "Diagnostics");
@@ -135,10 +184,10 @@ int run_program(int argc, char** argv, const Program& program) {
 
   try {
     app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& e) {
-    return app.exit(e);
-  } catch (const CLI::CallForVersion& e) {
-    return app.exit(e);
+  } catch (const CLI::Success& e) {  // --help, --version
+    const int status = app.exit(e);
+    flush_stdout();
+    return status;
   } catch (const CLI::FileError&) {
     fail(ErrorKind::kNotFound, "--config " + config_path(argc, argv), "the file cannot be read");
   } catch (const CLI::ConfigError&) {
@@ -150,16 +199,18 @@ int run_program(int argc, char** argv, const Program& program) {
   if (!extras.empty())
     fail(ErrorKind::kUsage, program.name, "unknown {} \"{}\"; see {} --help", extras[0].rfind('-', 0) == 0 ? "option" : "argument",
          to_valid_utf8(extras[0]), program.name);
+  if (app.get_config_ptr()->count() == 0) unused.check();
   if (quiet && verbose) fail(ErrorKind::kUsage, program.name, "-q and -v contradict each other");
   if (print_config) {
     const std::string text = app.config_to_str(/*default_also=*/true, /*write_description=*/false);
     std::fwrite(text.data(), 1, text.size(), stdout);
+    flush_stdout();
     return 0;
   }
   call.threads = static_cast<int>(threads);
   call.verbosity = quiet ? -1 : verbose ? 1 : 0;
   const int status = program.run(call);
-  if (std::fflush(stdout) != 0) fail(ErrorKind::kIo, "standard output", "cannot be written");
+  flush_stdout();
   return status;
 }
 
@@ -191,6 +242,10 @@ int cli_main(int argc, char** argv, const Program& program) {
     print_error("out of memory; lower --seq-len, --num-samples or --hidden-mem");
     return exit_code(ErrorKind::kIo);
   } catch (const std::exception&) {
+    if (std::ferror(stdout)) {  // fmt says so with an exception of its own
+      print_error("standard output: cannot be written");
+      return exit_code(ErrorKind::kIo);
+    }
     print_error("an unexpected failure inside the program; please report it with the command line");
     return exit_code(ErrorKind::kInternal);
   } catch (...) {

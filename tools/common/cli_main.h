@@ -25,6 +25,7 @@ struct Invocation {
 
 struct Program {
   std::string name, summary;
+  std::string main_command = {};               ///< the sub-command that takes the program's own options; others refuse them
   std::function<void(CLI::App&)> declare;      ///< adds options and sub-commands
   std::function<int(const Invocation&)> run;   ///< after a successful parse; returns 0 or 1 (gate failed)
 };

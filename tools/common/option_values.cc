@@ -1,16 +1,19 @@
 #include "tools/common/option_values.h"
 
-#include <filesystem>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "libcalib/base/error.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/atomic_file.h"
 #include "libcalib/io/h5.h"
+#include "libcalib/io/json.h"
 
 namespace calib::tools {
 namespace {
@@ -76,6 +79,44 @@ std::string format_duration(double seconds) {
   return fmt::format("{}s", s);
 }
 
+std::vector<std::string> split_list(const std::string& option, const std::string& text) {
+  std::vector<std::string> items;
+  if (text.empty()) return items;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    if (end == begin) fail(ErrorKind::kUsage, option, "is \"{}\", which has an empty item; write a comma only between two", to_valid_utf8(text));
+    items.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+std::vector<std::string> split_lists(const std::string& option, const std::vector<std::string>& texts) {
+  std::vector<std::string> items;
+  for (const std::string& text : texts)
+    for (std::string& item : split_list(option, text)) items.push_back(std::move(item));
+  return items;
+}
+
+std::vector<int> parse_layers(const std::string& option, const std::vector<std::string>& items) {
+  constexpr std::int64_t kMostLayers = 1 << 16;
+  std::vector<int> layers;
+  for (const std::string& item : items) {
+    const std::size_t dash = item.find('-');
+    const std::string ends[2] = {item.substr(0, dash), dash == std::string::npos ? item : item.substr(dash + 1)};
+    std::int64_t first = 0, last = 0;
+    const auto in_range = [](std::int64_t l) { return l >= 0 && l <= kMostLayers; };
+    if (!parse_all(ends[0], first) || !parse_all(ends[1], last) || !in_range(first) || !in_range(last))
+      fail(ErrorKind::kUsage, option + " " + to_valid_utf8(item), "expected a layer number from 0 to {} or a range such as 5-8", kMostLayers);
+    if (last < first) fail(ErrorKind::kUsage, option + " " + item, "a range goes upwards; write {}-{}", last, first);
+    for (std::int64_t l = first; l <= last; ++l) layers.push_back(static_cast<int>(l));
+  }
+  std::sort(layers.begin(), layers.end());
+  if (const auto twice = std::adjacent_find(layers.begin(), layers.end()); twice != layers.end())
+    fail(ErrorKind::kUsage, option, "names layer {} twice; name each layer once", *twice);
+  return layers;
+}
+
 CLI::Option* add_integer(CLI::App& app, const std::string& names, std::int64_t& value, std::int64_t low, std::int64_t high,
                          const std::string& help, const std::string& group) {
   const std::string option = long_name(names);
@@ -119,7 +160,35 @@ CLI::Option* add_flag(CLI::App& app, const std::string& names, bool& value, cons
   return app.add_flag(names, value, help)->group(group);
 }
 
+CLI::Option* add_list(CLI::App& app, const std::string& names, std::vector<std::string>& values, const std::string& help, const std::string& group,
+                      const std::string& type_name) {
+  return app.add_option(names, values, help)->type_name(type_name)->group(group);
+}
+
 namespace {
+
+/// Whether the file at `path` holds this schema, of any version.
+bool holds_schema(const std::string& path, OutputKind kind) {
+  try {
+    if (kind.format == OutputFormat::kHdf5) {
+      const io::H5Reader reader(path, kind.schema, 1);
+      return true;
+    }
+    const nlohmann::json document = io::read_json_file(path);
+    const auto name = nlohmann::json::json_pointer("/schema/name");
+    return document.is_object() && document.contains(name) && document.at(name) == kind.schema;
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::kIo) throw;
+    return e.kind() == ErrorKind::kVersion;
+  }
+}
+
+void check_is_own_kind(const std::string& output, OutputKind kind) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_regular_file(output, error) || fs::file_size(output, error) == 0 || holds_schema(output, kind)) return;
+  fail(ErrorKind::kUsage, "--output " + to_valid_utf8(output), "exists and is no {} file: it would be replaced; remove it or give another name", kind.schema);
+}
 
 /// "is an input": the same file under any name, or a file of a model's folder that would be replaced.
 void check_is_no_input(const std::string& output, const std::string& input) {
@@ -146,8 +215,9 @@ void check_output(const std::string& output, const std::vector<std::string>& inp
     fail(ErrorKind::kNotFound, output, "the folder {} does not exist; create it first", name);
   }
   for (const std::string& input : inputs) check_is_no_input(output, input);
+  check_is_own_kind(output, kind);
   // What would fail when the work is done fails now: rights, locks, a full disk. Nothing stays behind.
-  if (kind == OutputKind::kHdf5) const io::H5Writer probe(output, "probe", 1);
+  if (kind.format == OutputFormat::kHdf5) const io::H5Writer probe(output, "probe", 1);
   else const io::AtomicFile probe(output);
 }
 

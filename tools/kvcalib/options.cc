@@ -15,12 +15,12 @@ void declare_kvcalib(CLI::App& app, KvcalibOptions& o) {
   add_flag(app, "--fisher", o.fisher, "Gradient statistics (not offered by this version)", "Calibration");
   add_flag(app, "--resume", o.resume, "Continue an interrupted run (not offered by this version)", "Calibration");
   CLI::App* merge = app.add_subcommand("merge", "Merge statistics files (not offered by this version)");
-  merge->add_option("files", o.merge_files, "Statistics files")->configurable(false);
-  merge->callback([&o] { o.merge = true; });
+  merge->allow_extras();
+  // Thrown while parsing: its own options are unknown, but the command is what there is to say.
+  merge->callback([] { fail(ErrorKind::kUnsupported, "kvcalib merge", "is not offered by this version; run kvcalib once over all texts instead"); });
 }
 
 void check_kvcalib(const KvcalibOptions& o) {
-  if (o.merge) fail(ErrorKind::kUnsupported, "kvcalib merge", "is not offered by this version; run kvcalib once over all texts instead");
   if (o.fisher) fail(ErrorKind::kUnsupported, "--fisher", "is not offered by this version; kvsens measures gradients itself");
   if (o.resume) fail(ErrorKind::kUnsupported, "--resume", "is not offered by this version; start the run again without it");
   require_model_and_data(o.run);

@@ -15,8 +15,7 @@ struct KvcalibOptions {
   std::int64_t n_sinks = 4;
   std::int64_t attention_rows = 128;
   std::string statistics = "all";   ///< all, none (a bare forward pass, to measure what the statistics cost)
-  bool fisher = false, resume = false, merge = false;  ///< named so that they can be refused by name
-  std::vector<std::string> merge_files;
+  bool fisher = false, resume = false;  ///< named so that they can be refused by name
 };
 
 void declare_kvcalib(CLI::App& app, KvcalibOptions& options);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/stats_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/model/kv_tap.h"
@@ -57,7 +58,7 @@ class Run {
 
   int run() {
     const bool with_statistics = options_.statistics == "all";
-    if (with_statistics) check_output(options_.output, inputs_of(options_.run), OutputKind::kHdf5);
+    if (with_statistics) check_output(options_.output, inputs_of(options_.run), kStatsOutput);
     model::StreamingModel opened = model::StreamingModel::open(options_.run.model, model_options(options_.run, call_), log_);
     model_ = &opened;
     // Kept in the file beside the warnings, so that a value nobody stated can be told from one that was.
@@ -66,8 +67,8 @@ class Run {
     const auto tokenizer = opened.load_tokenizer(log_);
     corpus_ = text::load_corpus(corpus_request(options_.run, opened.identity().max_positions), *tokenizer, log_);
     if (corpus_.longest() <= options_.n_sinks)
-      fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens, and the first {} are sinks, which count apart: nothing is left to "
-           "measure; give more text, a larger --seq-len, or fewer --sinks", corpus_.longest(), options_.n_sinks);
+      fail(ErrorKind::kInfeasible, "--data", "the longest document has {}, and the first {} are sinks, which count apart: nothing is left to "
+           "measure; give more text, a larger --seq-len, or fewer --sinks", counted(corpus_.longest(), "token"), options_.n_sinks);
     header_.model = opened.identity();
     header_.model.tokenizer_sha256 = tokenizer->sha256();
     header_.data = corpus_.identity;
@@ -87,9 +88,9 @@ class Run {
  private:
   void say_what_runs() {
     const auto& m = header_.model;
-    progress_.say(fmt::format("{}: {}, {} layers, {} query and {} KV heads of {}; {} documents, {} tokens; {} on {}, {} threads", m.name,
-                              m.architecture, m.n_layers, m.layers[0].n_q_heads, m.layers[0].n_kv_heads, m.layers[0].head_dim,
-                              header_.data.n_documents, header_.data.n_tokens, model_->dtype(), model_->device(), call_.n_threads()));
+    progress_.say(fmt::format("{}: {}, {}, {} query and {} of {}; {}, {}; {} on {}, {}", m.name,
+                              m.architecture, counted(m.n_layers, "layer"), m.layers[0].n_q_heads, counted(m.layers[0].n_kv_heads, "KV head"), m.layers[0].head_dim,
+                              counted(header_.data.n_documents, "document"), counted(header_.data.n_tokens, "token"), model_->dtype(), model_->device(), counted(call_.n_threads(), "thread")));
     if (!model_->has_head()) log_.warning("the model has no head (lm_head.weight): statistics are complete, the reference NLL is absent");
   }
 
@@ -145,9 +146,9 @@ class Run {
     for (const auto& t : massive)
       if (t.token >= options_.n_sinks && ++n == 1) first = &t;
     if (first)
-      log_.warning(fmt::format("{} massive activations past the {} sinks, the first in layer {}, document {}, token {} (channel {}, {:.1f} "
+      log_.warning(fmt::format("{} past the {}, the first in layer {}, document {}, token {} (channel {}, {:.1f} "
                                "or {:.0f} times the median): they are quantised like other tokens; --sinks {} would keep it exact",
-                               n, options_.n_sinks, first->layer, first->document, first->token, first->channel, first->value, first->ratio,
+                               counted(n, "massive activation"), counted(options_.n_sinks, "sink"), first->layer, first->document, first->token, first->channel, first->value, first->ratio,
                                first->token + 1));
   }
 
@@ -168,14 +169,14 @@ class Run {
       return;
     }
     if (wrote) fmt::print("{}\n", to_valid_utf8(options_.output));
-    fmt::print("{} documents, {} tokens in {} ({:.0f} tokens/s, statistics {:.0f} %), peak memory {}\n", header_.data.n_documents,
-               header_.data.n_tokens, format_duration(walk_seconds_), tokens_per_second, 100.0 * statistics_seconds / std::max(walk_seconds_, 1e-9),
+    fmt::print("{}, {} in {} ({:.0f} tokens/s, statistics {:.0f} %), peak memory {}\n", counted(header_.data.n_documents, "document"),
+               counted(header_.data.n_tokens, "token"), format_duration(walk_seconds_), tokens_per_second, 100.0 * statistics_seconds / std::max(walk_seconds_, 1e-9),
                format_bytes(static_cast<double>(peak_memory_bytes())));
     if (count > 0)
       fmt::print("reference NLL {:.5f} nats, perplexity {:.4f}\n", sum / static_cast<double>(count), std::exp(sum / static_cast<double>(count)));
     else
       fmt::print("reference NLL not computed: the model has no head\n");
-    if (wrote) fmt::print("{} massive activations, {} warnings\n", summary_.massive.size(), progress_.n_warnings());
+    if (wrote) fmt::print("{}, {}\n", counted(summary_.massive.size(), "massive activation"), counted(progress_.n_warnings(), "warning"));
   }
 
   int dry_run() {
@@ -209,10 +210,10 @@ class Run {
       fmt::print("{}\n", j.dump(2));
       return 0;
     }
-    fmt::print("model      {} ({}, {} layers)\n", to_valid_utf8(options_.run.model), header_.model.architecture, header_.model.n_layers);
-    fmt::print("text       {} documents, {} tokens, windows of {}\n", header_.data.n_documents, header_.data.n_tokens, options_.run.seq_len);
-    fmt::print("run        {} on {}, {} threads, seed {}, sinks {}, {} attention rows\n", model_->dtype(), model_->device(), call_.n_threads(),
-               options_.run.seed, options_.n_sinks, options_.attention_rows);
+    fmt::print("model      {} ({}, {})\n", to_valid_utf8(options_.run.model), header_.model.architecture, counted(header_.model.n_layers, "layer"));
+    fmt::print("text       {}, {}, windows of {}\n", counted(header_.data.n_documents, "document"), counted(header_.data.n_tokens, "token"), options_.run.seq_len);
+    fmt::print("run        {} on {}, {}, seed {}, sinks {}, {}\n", model_->dtype(), model_->device(), counted(call_.n_threads(), "thread"),
+               options_.run.seed, options_.n_sinks, counted(options_.attention_rows, "attention row"));
     fmt::print("output     {}\n", to_valid_utf8(options_.output));
     fmt::print("time       about {}\n", format_duration(seconds));
     fmt::print("memory     about {}: program {}, weights {}, activations {}, logits {}, statistics {}, hidden states {}\n", format_bytes(memory),

@@ -3,6 +3,7 @@
 
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/stats_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/io/json.h"
 #include "libcalib/model/streaming_model.h"
 #include "libcalib/plan/verify.h"
@@ -32,10 +33,10 @@ int run_check(const KvplanOptions& options, const Invocation& call, Progress& pr
   if (call.json) {
     fmt::print("{}", io::json_text({{"plan", options.plan}, {"ok", problems.empty()}, {"problems", problems}}, "standard output"));
   } else if (problems.empty()) {
-    fmt::print("{}: ok, {} layers, {} bytes, {:.3f} effective bits{}{}\n", options.plan, plan.layers.size(), plan.summary.bytes, plan.summary.effective_bits,
+    fmt::print("{}: ok, {}, {} bytes, {:.3f} effective bits{}{}\n", options.plan, counted(plan.layers.size(), "layer"), plan.summary.bytes, plan.summary.effective_bits,
                options.stats.empty() ? "" : ", statistics are of the same model", options.model.empty() ? "" : ", model matches");
   } else {
-    fmt::print("{}: {} problems\n", options.plan, problems.size());
+    fmt::print("{}: {}\n", options.plan, counted(problems.size(), "problem"));
     for (const std::string& problem : problems) fmt::print("  {}\n", problem);
   }
   return problems.empty() ? 0 : 1;

@@ -4,6 +4,7 @@
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/json.h"
+#include "tools/common/option_values.h"
 #include "tools/kvplan/commands.h"
 #include "tools/kvplan/plan_text.h"
 
@@ -55,7 +56,8 @@ void print_unit(const plan::LayerPlan& layer, Side side) {
 
 int run_explain(const KvplanOptions& options, const Invocation& call, Progress& progress) {
   const plan::Plan plan = artifacts::read_plan(options.plan, progress.sink());
-  const bool whole = options.layer < 0;
+  const bool whole = options.layer.empty();
+  const std::int64_t asked = whole ? -1 : parse_integer("--layer", options.layer, 0, 1 << 20);
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   if (whole && !call.json) {
     fmt::print("{}\n", headline(plan));
@@ -67,7 +69,7 @@ int run_explain(const KvplanOptions& options, const Invocation& call, Progress& 
   }
   bool found = false;
   for (const plan::LayerPlan& layer : plan.layers) {
-    if (!whole && layer.index != options.layer) continue;
+    if (!whole && layer.index != asked) continue;
     found = true;
     if (call.json) {
       layers.push_back({{"index", layer.index}, {"k", unit_json(layer.k)}, {"v", unit_json(layer.v)}});
@@ -83,7 +85,7 @@ int run_explain(const KvplanOptions& options, const Invocation& call, Progress& 
     }
   }
   if (!found)
-    fail(ErrorKind::kUsage, "--layer", "is {}, but {} plans layers {} to {}", options.layer, options.plan, plan.layers.front().index, plan.layers.back().index);
+    fail(ErrorKind::kUsage, "--layer", "is {}, but {} plans layers {} to {}", asked, options.plan, plan.layers.front().index, plan.layers.back().index);
   if (call.json) fmt::print("{}", io::json_text({{"decision", whole ? reasons_json(plan.decision) : nlohmann::ordered_json::array()}, {"layers", layers}}, "standard output"));
   return 0;
 }

@@ -16,10 +16,10 @@ int run_memory(const KvplanOptions& options, const Invocation& call, Progress& p
   if (options.plan.empty()) return run_memory_of_model(options, call, progress);
   const plan::Plan plan = artifacts::read_plan(options.plan, progress.sink());
   std::vector<std::int64_t> contexts;
-  for (const std::string& text : options.contexts) contexts.push_back(parse_integer("--contexts", text, 1, std::int64_t{1} << 32));
+  for (const std::string& text : split_lists("--contexts", options.contexts)) contexts.push_back(parse_integer("--contexts", text, 1, std::int64_t{1} << 32));
   if (contexts.empty()) contexts = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  if (!call.json) fmt::print("batch {}, constants shared by all sequences {} bytes\n{:>9}  {:>14}  {:>12}  {:>14}  {:>6}\n", options.batch, plan.summary.constants_bytes, "tokens", "bytes", "", "bf16 bytes", "bits");
+  std::string table = fmt::format("batch {}, constants shared by all sequences {} bytes\n{:>9}  {:>14}  {:>12}  {:>14}  {:>6}\n", options.batch, plan.summary.constants_bytes, "tokens", "bytes", "", "bf16 bytes", "bits");
   for (const std::int64_t tokens : contexts) {
     plan::Accounting accounting;
     accounting.context_tokens = tokens;
@@ -36,9 +36,9 @@ int run_memory(const KvplanOptions& options, const Invocation& call, Progress& p
     const std::int64_t elements = plan::cache_elements(plan.model.layers, accounting);
     const double bits = plan::effective_bits(bytes, elements);
     rows.push_back({{"context_tokens", tokens}, {"bytes", bytes}, {"bf16_bytes", 2 * elements}, {"effective_bits", bits}});
-    if (!call.json) fmt::print("{:>9}  {:>14}  {:>12}  {:>14}  {:>6.3f}\n", tokens, bytes, plan::format_bytes(bytes), 2 * elements, bits);
+    table += fmt::format("{:>9}  {:>14}  {:>12}  {:>14}  {:>6.3f}\n", tokens, bytes, plan::format_bytes(bytes), 2 * elements, bits);
   }
-  if (call.json) fmt::print("{}", io::json_text({{"batch", options.batch}, {"constants_bytes", plan.summary.constants_bytes}, {"contexts", rows}}, "standard output"));
+  fmt::print("{}", call.json ? io::json_text({{"batch", options.batch}, {"constants_bytes", plan.summary.constants_bytes}, {"contexts", rows}}, "standard output") : table);
   return 0;
 }
 

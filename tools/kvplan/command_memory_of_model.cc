@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/stats_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/json.h"
 #include "libcalib/model/cache_geometry.h"
@@ -143,7 +144,7 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
   std::string others;
   if (geometry.n_shared > 0) others += fmt::format(", {} read another layer's", geometry.n_shared);
   if (geometry.n_without > 0) others += fmt::format(", {} have none", geometry.n_without);
-  fmt::print("{}: {} of {} layers hold keys and values{}; {} tokens x batch {}\n", to_valid_utf8(geometry.model_type), geometry.layers.size(), geometry.n_layers, others, options.context,
+  fmt::print("{}: {} of {} hold keys and values{}; {} tokens x batch {}\n", to_valid_utf8(geometry.model_type), geometry.layers.size(), counted(geometry.n_layers, "layer"), others, options.context,
              options.batch);
   fmt::print("plain 16 bit: {} bytes ({}), {} more bytes a token and sequence\n", 2 * elements, plan::format_bytes(plain), per_token);
   const auto header = [](const std::string& title) {
@@ -156,7 +157,7 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
   }
   for (const LayerClass& c : classes_of(geometry.layers)) {
     const LayerGeometry& g = geometry.layers[c.first];
-    header(fmt::format("each of layers {} ({}): {} KV heads x {}{}", ranges_text(c.indices), c.indices.size(), g.n_kv_heads, g.head_dim,
+    header(fmt::format("each of layers {} ({}): {} x {}{}", ranges_text(c.indices), c.indices.size(), counted(g.n_kv_heads, "KV head"), g.head_dim,
                        g.sliding_window > 0 ? fmt::format(", sliding window {}", g.sliding_window) : ""));
     for (const PresetBytes& p : presets)
       if (p.counted) print_row(p, p.k[c.first], p.v[c.first], plan::cache_elements({g}, accounting));

@@ -72,16 +72,11 @@ void check_limits(const KvplanOptions& o) {
 
 plan::Restrictions restrictions_of(const KvplanOptions& o) {
   plan::Restrictions r;
-  r.k = plan::scheme_list(o.allow_k, "--allow-k");
-  r.v = plan::scheme_list(o.allow_v, "--allow-v");
+  r.k = plan::scheme_list(split_lists("--allow-k", o.allow_k), "--allow-k");
+  r.v = plan::scheme_list(split_lists("--allow-v", o.allow_v), "--allow-v");
   r.same_kv = o.same_kv;
   r.one_pair = o.one_pair;
-  for (const std::string& text : o.skip_layers) {
-    const int layer = static_cast<int>(parse_integer("--skip-layers", text, 0, 1 << 20));
-    if (std::find(r.skip_layers.begin(), r.skip_layers.end(), layer) != r.skip_layers.end()) fail(ErrorKind::kUsage, "--skip-layers " + text, "given twice; name each layer once");
-    r.skip_layers.push_back(layer);
-  }
-  std::sort(r.skip_layers.begin(), r.skip_layers.end());
+  r.skip_layers = parse_layers("--skip-layers", split_lists("--skip-layers", o.skip_layers));
   r.arch = o.arch;
   return r;
 }
@@ -137,12 +132,13 @@ plan::SearchRequest search_request(const KvplanOptions& o) {
     request.limits.budget = plan::parse_budget(o.budget);
     request.limit_text = o.budget;
   } else if (!o.max_kl.empty()) {
-    request.limits.max_score = plan::parse_positive(o.max_kl, "--max-kl");
+    request.limits.max_score = plan::parse_above(0, o.max_kl, "--max-kl", "0.05");
+    request.limits.asked = o.max_kl;
     request.limit_text = "max-kl " + o.max_kl;
   } else if (!o.max_ppl_ratio.empty()) {
-    const double ratio = plan::parse_positive(o.max_ppl_ratio, "--max-ppl-ratio");
-    if (!(ratio > 1)) fail(ErrorKind::kUsage, "--max-ppl-ratio " + o.max_ppl_ratio, "expected a ratio above 1, such as 1.02");
-    request.limits.max_score = std::log(ratio);  // kappa = 1: unfitted, as the plan says
+    request.limits.max_score = std::log(plan::parse_above(1, o.max_ppl_ratio, "--max-ppl-ratio", "1.02"));  // kappa = 1: unfitted, as the plan says
+    request.limits.as_ppl_ratio = true;
+    request.limits.asked = o.max_ppl_ratio;
     request.limit_text = "max-ppl-ratio " + o.max_ppl_ratio;
   } else {
     plan::profile_of(o.profile);
@@ -210,7 +206,7 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
 int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress) {
   check_limits(o);
   check_target(o);
-  check_output(o.output, {o.stats, o.sens}, OutputKind::kJson);
+  check_output(o.output, {o.stats, o.sens}, kPlanOutput);
   constexpr std::string_view kTensorSuffix = ".safetensors";
   if (o.output.size() > kTensorSuffix.size() && std::string_view(o.output).substr(o.output.size() - kTensorSuffix.size()) == kTensorSuffix)
     fail(ErrorKind::kUsage, "--output", "ends in .safetensors, which is where the plan's constants go; name the plan, such as plan.json");

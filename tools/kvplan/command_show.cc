@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/plan_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/json.h"
 #include "tools/kvplan/commands.h"
@@ -42,7 +43,7 @@ int run_show(const KvplanOptions& options, const Invocation& call, Progress& pro
   fmt::print("{}\n", headline(plan));
   fmt::print("asked: {}\n", to_valid_utf8(limit_text(plan.request)));
   if (const std::string line = prediction_line(plan); !line.empty()) fmt::print("{}\n", line);
-  fmt::print("constants shared by all sequences: {} bytes; fallback: {} rungs\n\n", plan.summary.constants_bytes, plan.fallback.size());
+  fmt::print("constants shared by all sequences: {} bytes; fallback: {}\n\n", plan.summary.constants_bytes, counted(plan.fallback.size(), "rung"));
   fmt::print("{:>5}  {:<{}}  {:<8}  {:<{}}  {:<8}{}\n", "layer", "K", width[0], "bits", "V", width[1], "bits", own_windows ? "  window" : "");
   std::int64_t bits[2] = {0, 0};
   for (const plan::LayerPlan& layer : plan.layers) {

@@ -14,10 +14,6 @@ void add_plan_argument(CLI::App& app, std::string& plan) {
   app.add_option("plan", plan, "Plan to read")->type_name("PLAN")->group("Input")->required();
 }
 
-void add_list(CLI::App& app, const char* name, std::vector<std::string>& values, const char* help, const char* group, const char* type_name) {
-  app.add_option(name, values, help)->delimiter(',')->type_name(type_name)->group(group);
-}
-
 CLI::App* add_command(CLI::App& app, KvplanOptions& o, const char* name, const char* help, KvplanOptions::Command command) {
   CLI::App* sub = app.add_subcommand(name, help);
   sub->callback([&o, command] { o.command = command; });
@@ -47,7 +43,7 @@ void declare_plan(CLI::App& app, KvplanOptions& o) {
   add_list(app, "--allow-v", o.allow_v, "Schemes that V may take, of those scored", "Target", "S,S...");
   add_flag(app, "--same-kv", o.same_kv, "One scheme for K and V of a layer", "Target");
   add_flag(app, "--one-pair", o.one_pair, "One (K, V) pair for all layers", "Target");
-  add_list(app, "--skip-layers", o.skip_layers, "Layers kept in bf16", "Target", "L,L...");
+  add_list(app, "--skip-layers", o.skip_layers, "Layers kept in bf16, as 0,3,5-8", "Target", "L,L...");
   add_flag(app, "--dry-run", o.dry_run, "Search and print, but write nothing", "Diagnostics");
 }
 
@@ -61,7 +57,7 @@ void declare_kvplan(CLI::App& app, KvplanOptions& o) {
   add_plan_argument(*add_command(app, o, "show", "One line a layer, and totals", KvplanOptions::Command::kShow), o.plan);
   CLI::App* explain = add_command(app, o, "explain", "Why a layer is stored as it is", KvplanOptions::Command::kExplain);
   add_plan_argument(*explain, o.plan);
-  add_integer(*explain, "--layer", o.layer, -1, 1 << 20, "Layer number, -1 = all", "Input");
+  add_text(*explain, "--layer", o.layer, "Layer number; empty = all", "Input", "N");
   CLI::App* check = add_command(app, o, "check", "Recount a plan and compare it with its model; exit 1 if it does not hold", KvplanOptions::Command::kCheck);
   add_plan_argument(*check, o.plan);
   add_text(*check, "--model", o.model, "Model that the plan must be for", "Input", "PATH");
@@ -73,7 +69,7 @@ void declare_kvplan(CLI::App& app, KvplanOptions& o) {
   memory->add_option("plan", o.plan, "Plan to read")->type_name("PLAN")->group("Input");
   add_text(*memory, "--model", o.model, "Model whose presets to count: a folder or config.json, or a GGUF file; weights are not read", "Input", "PATH");
   add_text(*memory, "--stats", o.stats, "Statistics that name the model instead", "Input", "FILE");
-  memory->add_option("--contexts", o.contexts, "Context lengths of a plan, separated by commas")->delimiter(',')->type_name("T,T...")->group("Budget");
+  add_list(*memory, "--contexts", o.contexts, "Context lengths of a plan, separated by commas", "Budget", "T,T...");
   add_integer(*memory, "--context", o.context, 1, kMostTokens, "Context length for a model", "Budget");
   add_integer(*memory, "--page-tokens", o.page_tokens, 32, 128, "Tokens of a page: 32, 64 or 128, for a model", "Budget");
   add_integer(*memory, "--batch", o.batch, 1, 1 << 20, "Sequences", "Budget");

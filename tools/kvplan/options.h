@@ -27,8 +27,7 @@ struct KvplanOptions {
 
   // show, explain, check, diff, memory
   std::string plan, other_plan;
-  std::string model;
-  std::int64_t layer = -1;
+  std::string model, layer;
   std::vector<std::string> contexts;
 
   // list

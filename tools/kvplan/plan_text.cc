@@ -1,3 +1,4 @@
+#include "libcalib/base/plural.h"
 #include "tools/kvplan/plan_text.h"
 
 #include <fmt/format.h>
@@ -9,8 +10,8 @@ namespace calib::tools {
 
 std::string headline(const plan::Plan& plan) {
   const plan::Summary& s = plan.summary;
-  std::string text = fmt::format("{} {}, {} layers, {:.3f} effective bits at T={}{}, {}", to_valid_utf8(plan.model.architecture),
-                                 to_valid_utf8(plan.model.name), plan.layers.size(), s.effective_bits, plan.request.context_tokens,
+  std::string text = fmt::format("{} {}, {}, {:.3f} effective bits at T={}{}, {}", to_valid_utf8(plan.model.architecture),
+                                 to_valid_utf8(plan.model.name), counted(plan.layers.size(), "layer"), s.effective_bits, plan.request.context_tokens,
                                  plan.request.batch > 1 ? fmt::format(" x {}", plan.request.batch) : "", plan::format_bytes(s.bytes));
   return text + fmt::format(" ({:.2f}x smaller), sinks {}, window {}", s.compression, plan.sink_tokens, plan.window_tokens);
 }
@@ -24,8 +25,8 @@ std::string prediction_line(const plan::Plan& plan) {
                                  p.joint ? fmt::format(" x {:.2f} from {} joint runs{}", p.joint->slope, p.joint->n_runs, p.joint->reliable() ? "" : ", unreliable") : ", unfitted",
                                  quality);
   if (const std::optional<plan::Measured>& m = plan.summary.measured)
-    text += fmt::format("\nmeasured mean KL {:.4e} +- {:.1e} nats, PPL ratio {:.5f} +- {:.5f}, on {} documents of {} tokens", m->kld, m->kld_se, m->ppl_ratio, m->ppl_ratio_se,
-                        m->n_documents, m->n_tokens);
+    text += fmt::format("\nmeasured mean KL {:.4e}{} nats, PPL ratio {:.5f}{}, on {} of {}", m->kld, m->has_error() ? fmt::format(" +- {:.1e}", m->kld_se) : "", m->ppl_ratio,
+                        m->has_error() ? fmt::format(" +- {:.5f}", m->ppl_ratio_se) : "", counted(m->n_documents, "document"), counted(m->n_tokens, "token"));
   return text;
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "kernels/core/layout.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/model/streaming_runner.h"
@@ -62,7 +63,7 @@ double forward_seconds(const Inputs& in) {
 sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, const ModelIdentity& model, const std::string& model_name) {
   plan::check_same_model(plan.model, path, model, model_name);
   if (plan.layers.size() != model.layers.size())
-    fail(ErrorKind::kMismatch, path, "plans {} layers, the model has {} with attention", plan.layers.size(), model.layers.size());
+    fail(ErrorKind::kMismatch, path, "plans {}, the model has {} with attention", counted(plan.layers.size(), "layer"), model.layers.size());
   sens::Contender out;
   out.header.name = path;
   out.header.kind = "plan";
@@ -85,11 +86,19 @@ sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, 
     out.header.k = kvrt::to_string(plan.layers[0].k.scheme);
     out.header.v = kvrt::to_string(plan.layers[0].v.scheme);
   }
-  out.header.description = fmt::format("plan of {} layers, sinks {}, window {}{}", plan.layers.size(), plan.sink_tokens, plan.window_tokens,
+  out.header.description = fmt::format("plan of {}, sinks {}, window {}{}", counted(plan.layers.size(), "layer"), plan.sink_tokens, plan.window_tokens,
                                        plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
   out.header.effective_bits_2048 = sens::effective_bits(model, out.layers, 2048);
   out.header.effective_bits_8192 = sens::effective_bits(model, out.layers, 8192);
   return out;
+}
+
+void check_something_is_coded(const sens::Contender& contender, std::int64_t longest) {
+  for (const sens::LayerChange& layer : contender.layers)
+    if (kvrt::blocks_out(layer.tiers, longest) > 0) return;
+  fail(ErrorKind::kInfeasible, "--data", "the longest document has {}; {} keeps all of it exact (sinks {}, window {}), so nothing would be "
+       "measured; give longer text or a larger --seq-len", counted(longest, "token"), to_valid_utf8(contender.header.name), contender.header.n_sinks,
+       contender.header.window);
 }
 
 bool same_text(const DataIdentity& a, const DataIdentity& b) {
@@ -102,8 +111,8 @@ bool same_text(const DataIdentity& a, const DataIdentity& b) {
 void warn_untested_positions(const ModelIdentity& model, const DataIdentity& data, const LogSink& log) {
   for (const LayerGeometry& layer : model.layers)
     if (layer.sliding_window > 0 && data.seq_len <= layer.sliding_window) {
-      log.warning(fmt::format("windows of {} tokens fit into the sliding window of {} tokens (layer {}): late positions are untested", data.seq_len,
-                              layer.sliding_window, layer.index));
+      log.warning(fmt::format("windows of {} fit into the sliding window of {} (layer {}): late positions are untested", counted(data.seq_len, "token"),
+                              counted(layer.sliding_window, "token"), layer.index));
       return;
     }
 }

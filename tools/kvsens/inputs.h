@@ -52,6 +52,10 @@ class Statistics {
 /// A plan as what its runtime would keep. Throws kMismatch if it is another model's, naming `path`.
 sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, const ModelIdentity& model, const std::string& model_name);
 
+/// A plan that no token of any document ever reaches would measure as free. Throws kInfeasible naming the contender; `longest`: tokens of the
+/// longest document.
+void check_something_is_coded(const sens::Contender& contender, std::int64_t longest);
+
 /// Seconds of one bare forward pass over the text, from sizes and one measured matrix product.
 double forward_seconds(const Inputs& in);
 

@@ -10,7 +10,6 @@ namespace calib::tools {
 namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
-constexpr std::int64_t kMostLayers = 1 << 16;
 
 void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_run_options(app, o.run);
@@ -35,7 +34,7 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
   add_text(app, "--candidates", g.candidates, "default, names of presets or scheme strings, separated by commas", "Calibration", "LIST");
-  add_text(app, "--metric", g.metric, "Of fisher_softmax, fisher_vec, fisher, attn_kl, attn_out, logit_kl", "Calibration", "LIST");
+  add_text(app, "--metric", g.metric, "Of fisher_softmax, fisher_vec, fisher, fisher_dir, attn_kl, attn_out, lookahead, logit_kl", "Calibration", "LIST");
   add_integer(app, "--sinks", g.n_sinks, -1, kMostTokens, "First tokens of every document, kept exact; -1 = as the statistics (4 without)", "Calibration");
   add_text(app, "--window", g.window, "Window lengths to score, newest tokens kept exact", "Calibration", "W[,W...]");
   add_integer(app, "--draws", g.draws, 1, 1024, "Label draws of the Fisher metrics", "Calibration");
@@ -59,35 +58,12 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   drift->callback([&o] { o.drift_chosen = true; });
 }
 
-std::vector<std::string> split_list(const std::string& text) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    if (end > begin) parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 std::vector<std::int64_t> parse_windows(const std::string& text) {
   std::vector<std::int64_t> out;
-  for (const std::string& part : split_list(text)) out.push_back(parse_integer("--window", part, 0, kMostTokens));
+  for (const std::string& part : split_list("--window", text)) out.push_back(parse_integer("--window", part, 0, kMostTokens));
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   if (out.empty()) fail(ErrorKind::kUsage, "--window", "is empty, expected window lengths such as 0,32,128");
-  return out;
-}
-
-std::vector<int> parse_layers(const std::string& text) {
-  std::vector<int> out;
-  for (const std::string& part : split_list(text)) {
-    const std::size_t dash = part.find('-');
-    const auto first = parse_integer("--layers", part.substr(0, dash), 0, kMostLayers);
-    const auto last = dash == std::string::npos ? first : parse_integer("--layers", part.substr(dash + 1), first, kMostLayers);
-    for (std::int64_t l = first; l <= last; ++l) out.push_back(static_cast<int>(l));
-  }
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 

@@ -47,11 +47,7 @@ struct KvsensOptions {
 
 void declare_kvsens(CLI::App& app, KvsensOptions& options);
 
-/// Splits "a,b,c"; empty parts are dropped.
-std::vector<std::string> split_list(const std::string& text);
 /// "0,32,128" -> ascending, each once. Throws kUsage naming the option.
 std::vector<std::int64_t> parse_windows(const std::string& text);
-/// "0,3,5-8" -> layer numbers. Throws kUsage naming the option.
-std::vector<int> parse_layers(const std::string& text);
 
 }  // namespace calib::tools

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/plan_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
@@ -24,10 +25,10 @@ constexpr double kNearLimit = 0.9;
 
 void check_enough_text(const text::Corpus& corpus, std::int64_t n_sinks) {
   if (corpus.identity.n_documents < kLeastDocuments && corpus.identity.n_tokens < kLeastTokens)
-    fail(ErrorKind::kInfeasible, "--data", "{} documents with {} tokens are too few to tell drift from chance; give {} documents or {} tokens, for example by a smaller "
-         "--seq-len", corpus.identity.n_documents, corpus.identity.n_tokens, kLeastDocuments, kLeastTokens);
+    fail(ErrorKind::kInfeasible, "--data", "{} with {} are too few to tell drift from chance; give {} documents or {} tokens, for example by a smaller "
+         "--seq-len", counted(corpus.identity.n_documents, "document"), counted(corpus.identity.n_tokens, "token"), kLeastDocuments, kLeastTokens);
   if (corpus.longest() <= n_sinks)
-    fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens, and the first {} are sinks, which count apart: nothing is left to compare", corpus.longest(), n_sinks);
+    fail(ErrorKind::kInfeasible, "--data", "the longest document has {}, and the first {} are sinks, which count apart: nothing is left to compare", counted(corpus.longest(), "token"), n_sinks);
 }
 
 /// Mean KLD and perplexity ratio of the plan on the fresh text.
@@ -55,7 +56,7 @@ std::vector<std::int64_t> calibrated_rows(const artifacts::StatsReader& statisti
 std::string next_rung(const plan::Plan& plan) {
   if (plan.fallback.empty()) return "";
   const plan::Rung& rung = plan.fallback.front();
-  return fmt::format("raise {} units to {:.3f} effective bits (first rung of the plan's fallback)", rung.changes.size(), rung.effective_bits);
+  return fmt::format("raise {} to {:.3f} effective bits (first rung of the plan's fallback)", counted(rung.changes.size(), "unit"), rung.effective_bits);
 }
 
 nlohmann::ordered_json number(double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); }
@@ -87,7 +88,7 @@ void print_json(const stats::DriftReport& report, const Inputs& in, const Proven
 }
 
 void print_table(const stats::DriftReport& report, const Inputs& in, const std::string& rung) {
-  fmt::print("{} documents, {} tokens against the calibration, {} units\n", in.corpus.identity.n_documents, in.corpus.identity.n_tokens, report.units.size());
+  fmt::print("{}, {} against the calibration, {}\n", counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token"), counted(report.units.size(), "unit"));
   fmt::print("{:<18}  {:>5}  {:>5}  {:>10}  {:>10}  {:>22}  at\n", "signal", "warn", "out", "warn above", "out above", "worst ± SE");
   struct Row {
     int n_warn = 0, n_out = 0;
@@ -146,13 +147,13 @@ int run_drift(const DriftCommand& options, const Invocation& call) {
   runner.seed = static_cast<std::uint64_t>(options.run.seed);
   if (options.run.dry_run) {
     const double passes = 1.5 + (contender ? 4.0 : 0.0);  // the walk with its counts; plan, reference, noise floor and negative control
-    fmt::print("text       {} documents, {} tokens\ntime       about {} ({:.1f} bare forward passes)\n", in.corpus.identity.n_documents, in.corpus.identity.n_tokens,
+    fmt::print("text       {}, {}\ntime       about {} ({:.1f} bare forward passes)\n", counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token"),
                format_duration(passes * forward_seconds(in)), passes);
     return 0;
   }
 
-  progress.say(fmt::format("{}: {} fresh documents, {} tokens, calibrated on {} documents, {} tokens{}", in.identity.name, in.corpus.identity.n_documents,
-                           in.corpus.identity.n_tokens, reader.header().data.n_documents, reader.header().data.n_tokens, contender ? "; plan and its limits" : ""));
+  progress.say(fmt::format("{}: {} fresh, {}, calibrated on {}, {}{}", in.identity.name, counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token"),
+                           counted(reader.header().data.n_documents, "document"), counted(reader.header().data.n_tokens, "token"), contender ? "; plan and its limits" : ""));
   ThreadPool pool(call.n_threads());
   PhaseProgress phases(progress, call, in.corpus.identity.n_tokens);
   stats::DriftReport report;

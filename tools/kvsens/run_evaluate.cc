@@ -5,10 +5,12 @@
 
 #include "libcalib/artifacts/eval_file.h"
 #include "libcalib/artifacts/plan_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/sens/evaluate.h"
+#include "libcalib/sens/kld_block.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
 #include "tools/kvsens/run.h"
@@ -21,29 +23,20 @@ std::string bits_text(const std::optional<double>& bits) { return bits ? fmt::fo
 void print_table(const sens::EvalResult& result, const std::string& output) {
   std::size_t width = 18;
   for (const auto& c : result.contenders) width = std::max(width, to_valid_utf8(c.name).size());
-  fmt::print("{} documents, {} rows{}, prefill={}, backend={}, reference perplexity {:.4f} ± {:.4f}\n", result.settings.n_documents, result.settings.n_rows,
+  fmt::print("{}, {}{}, prefill={}, backend={}, reference perplexity {:.4f} ± {:.4f}\n", counted(result.settings.n_documents, "document"), counted(result.settings.n_rows, "row"),
              result.settings.second_half ? " of second halves" : "", result.settings.prefill, result.settings.backend, result.noise_floor.ppl_base.mean,
              result.noise_floor.ppl_base.se);
   fmt::print("{:<{}}  {:>9}  {:>9}  {:>24}  {:>11}  {:>15}  {:>20}\n", "scheme or plan", width, "bits@2048", "bits@8192", "mean KLD ± SE", "99% KLD",
              "same top p", "PPL ratio");
-  const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const char* mark) {
+  const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const std::string& mark) {
     fmt::print("{:<{}}  {:>9}  {:>9}  {:>11.4e} ± {:>9.2e}  {:>11.4e}  {:>6.2f} ± {:>4.2f} %  {:>8.5f} ± {:>8.5f}{}\n", name, width, bits2, bits8, b.kld.mean,
                b.kld.se, b.kld_percentiles[1], b.same_top_p.mean, b.same_top_p.se, b.ppl_ratio.mean, b.ppl_ratio.se, mark);
   };
   for (const auto& c : result.contenders)
-    line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, c.indistinguishable ? "  indistinguishable" : "");
+    line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, (c.indistinguishable ? std::string("  indistinguishable") : std::string()) + (c.length_limit ? fmt::format("  ratio above {:.2f} from position {}", sens::kPplRatioMax, *c.length_limit) : std::string()));
   line("(noise floor)", "", "", result.noise_floor, "");
   if (result.negative_control) line("(negative control)", "", "", result.negative_control->total, "");
   fmt::print("{}\n", to_valid_utf8(output));
-}
-
-/// A plan that no token of any document ever reaches would measure as free.
-void check_something_is_coded(const sens::Contender& contender, std::int64_t longest) {
-  for (const sens::LayerChange& layer : contender.layers)
-    if (kvrt::blocks_out(layer.tiers, longest) > 0) return;
-  fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens; {} keeps all of them exact (sinks {}, window {}), so nothing would be "
-       "measured; give longer text or a larger --seq-len", longest, to_valid_utf8(contender.header.name), contender.header.n_sinks,
-       contender.header.window);
 }
 
 int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs& in, const std::vector<sens::Contender>& contenders,
@@ -61,8 +54,8 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
     fmt::print("{}\n", j.dump(2));
     return 0;
   }
-  fmt::print("model      {} ({}, {} layers)\n", to_valid_utf8(options.run.model), in.identity.architecture, in.identity.n_layers);
-  fmt::print("text       {} documents, {} tokens{}\n", in.corpus.documents.size(), in.corpus.identity.n_tokens, options.second_half ? ", second halves scored" : "");
+  fmt::print("model      {} ({}, {})\n", to_valid_utf8(options.run.model), in.identity.architecture, counted(in.identity.n_layers, "layer"));
+  fmt::print("text       {}, {}{}\n", counted(in.corpus.documents.size(), "document"), counted(in.corpus.identity.n_tokens, "token"), options.second_half ? ", second halves scored" : "");
   for (const auto& c : contenders)
     fmt::print("contender  {}: {}, {} effective bits at 8192\n", to_valid_utf8(c.header.name), c.header.description, bits_text(c.header.effective_bits_8192));
   fmt::print("time       about {}\n", format_duration(seconds));
@@ -74,7 +67,7 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
 }  // namespace
 
 int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
-  const std::vector<std::string> uniform = split_list(options.uniform);
+  const std::vector<std::string> uniform = split_list("--uniform", options.uniform);
   if (uniform.empty() && options.plans.empty())
     fail(ErrorKind::kUsage, "evaluate", "has nothing to measure: give --plan plan.json, --uniform PRESET,… or both");
   if (options.backend != "fake" && options.backend != "kvrt")
@@ -82,8 +75,9 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
   files.push_back(options.stats);
-  files.insert(files.end(), options.plans.begin(), options.plans.end());
-  check_output(options.output, files, OutputKind::kJson);
+  for (const std::string& path : options.plans)
+    for (std::string& file : artifacts::plan_input_files(path)) files.push_back(std::move(file));
+  check_output(options.output, files, kEvalOutput);
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
   Inputs in = open_inputs(options.run, call, log);
@@ -113,8 +107,8 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   }
   for (const sens::Contender& c : contenders)
     if (c.header.kind == "plan") result.provenance.parents.emplace_back("plan", c.header.plan_sha256);
-  progress.say(fmt::format("{}: {} documents, {} tokens, {} contenders beside reference, noise floor and negative control", in.identity.name,
-                           in.corpus.documents.size(), result.data.n_tokens, contenders.size()));
+  progress.say(fmt::format("{}: {}, {}, {} beside reference, noise floor and negative control", in.identity.name,
+                           counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"), counted(contenders.size(), "contender")));
   warn_untested_positions(in.identity, result.data, log);
   ThreadPool pool(call.n_threads());
   PhaseProgress phases(progress, call, result.data.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "kernels/core/plan_constants.h"
 #include "libcalib/artifacts/sens_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
@@ -16,23 +16,6 @@
 
 namespace calib::tools {
 namespace {
-
-/// Constants of every unit and scheme that has some, for the plan that will be made from the scores.
-void store_params(const sens::ParamsProvider& provider, sens::SensResult* result) {
-  for (std::size_t u = 0; u < result->units.size(); ++u) {
-    const sens::UnitId id = result->units[u];
-    const LayerGeometry& layer = result->model.layers[sens::layer_position(result->model, id.layer)];
-    for (const sens::UnitCandidate& c : sens::unit_candidates(*result, u, provider)) {
-      std::vector<sens::FittedArray> arrays;
-      const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(c.scheme, layer.n_kv_heads, layer.head_dim);
-      for (const auto& [name, values] : c.params.arrays())
-        for (const kvrt::PlanConstant& constant : needed)
-          if (constant.name == name)
-            arrays.push_back({std::string(name), constant.shape[1] ? std::vector<std::int64_t>{constant.shape[0], constant.shape[1]} : std::vector<std::int64_t>{constant.shape[0]}, *values});
-      if (!arrays.empty()) result->params[fmt::format("{:02}/{}/{}", id.layer, id.side == Side::kK ? "k" : "v", result->schemes[c.scheme_idx])] = arrays;
-    }
-  }
-}
 
 /// One line a scheme: its mean score over the units of a side, the metric that a planner spends first.
 void print_summary(const sens::SensResult& result, const std::vector<std::string>& metrics, const std::string& output, double seconds, bool json) {
@@ -78,8 +61,8 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
     for (std::size_t m = 0; m < metrics.size(); ++m) fmt::print("{:>17}{:>17}", cell(line.k[m]), cell(line.v[m]));
     fmt::print("\n");
   }
-  fmt::print("{}: {} units, {} schemes, {} tokens in {}, peak memory {}\n", to_valid_utf8(output), result.units.size(), result.schemes.size(),
-             result.data.n_tokens, format_duration(seconds), format_bytes(static_cast<double>(peak_memory_bytes())));
+  fmt::print("{}: {}, {}, {} in {}, peak memory {}\n", to_valid_utf8(output), counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"),
+             counted(result.data.n_tokens, "token"), format_duration(seconds), format_bytes(static_cast<double>(peak_memory_bytes())));
 }
 
 /// -1 is what the statistics keep apart. Ranges were fitted without those tokens, so only their number or none at all will do.
@@ -88,7 +71,7 @@ std::int64_t resolve_sinks(std::int64_t asked, const Statistics& statistics) {
   if (!statistics.given()) return asked < 0 ? kDefaultSinks : asked;
   const std::int64_t kept = statistics.header().n_sinks;
   if (asked > 0 && asked != kept)
-    fail(ErrorKind::kMismatch, "--sinks", "is {}, but the statistics keep {} tokens apart; leave it out, or run kvcalib with --sinks {}", asked, kept, asked);
+    fail(ErrorKind::kMismatch, "--sinks", "is {}, but the statistics keep {} apart; leave it out, or run kvcalib with --sinks {}", asked, counted(kept, "token"), asked);
   return asked < 0 ? kept : asked;
 }
 
@@ -118,11 +101,11 @@ int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in
                                                      {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", e.hidden_spill_bytes}}}};
     fmt::print("{}\n", j.dump(2));
   } else {
-    fmt::print("model      {} ({}, {} layers)\n", to_valid_utf8(options.run.model), in.identity.architecture, in.identity.n_layers);
-    fmt::print("text       {} documents, {} tokens\n", in.corpus.documents.size(), result.data.n_tokens);
-    fmt::print("grid       {} units, {} schemes ({}), windows {}, sinks {}\n", result.units.size(), result.schemes.size(), result.candidate_list,
+    fmt::print("model      {} ({}, {})\n", to_valid_utf8(options.run.model), in.identity.architecture, counted(in.identity.n_layers, "layer"));
+    fmt::print("text       {}, {}\n", counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"));
+    fmt::print("grid       {}, {} ({}), windows {}, sinks {}\n", counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), result.candidate_list,
                fmt::join(sweep.windows, ","), sweep.n_sinks);
-    fmt::print("metrics    {}, {} draws, seed {}\n", fmt::join(sweep.metrics, ","), sweep.n_draws, sweep.seed);
+    fmt::print("metrics    {}, {}, seed {}\n", fmt::join(sweep.metrics, ","), counted(sweep.n_draws, "draw"), sweep.seed);
     fmt::print("time       about {} ({:.1f} bare forward passes)\n", format_duration(seconds), e.forward_passes);
     fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
     fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
@@ -135,9 +118,10 @@ int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in
 int run_grid(const GridOptions& options, const Invocation& call) {
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
+  if (split_list("--candidates", options.candidates).empty()) fail(ErrorKind::kUsage, "--candidates", "is empty, expected default, names of presets or scheme strings");
   const quant::CandidateList candidates = quant::resolve_candidates(options.candidates, log);
   sens::SweepOptions sweep;
-  sweep.metrics = split_list(options.metric);
+  sweep.metrics = split_list("--metric", options.metric);
   for (const std::string& m : sweep.metrics)
     if (std::find(sens::known_metrics().begin(), sens::known_metrics().end(), m) == sens::known_metrics().end())
       fail(ErrorKind::kUsage, "--metric", "does not know \"{}\"; expected some of {}", m, fmt::join(sens::known_metrics(), ", "));
@@ -147,11 +131,11 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   sweep.rows_per_document = options.rows;
   sweep.seed = static_cast<std::uint64_t>(options.run.seed);
   sweep.hidden_memory_bytes = options.run.hidden_mem;
-  const std::vector<int> layers = parse_layers(options.layers);
+  const std::vector<int> layers = parse_layers("--layers", split_list("--layers", options.layers));
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
   files.push_back(options.stats);
-  check_output(options.output, files, OutputKind::kHdf5);
+  check_output(options.output, files, kSensOutput);
 
   Inputs in = open_inputs(options.run, call, log);
   const Statistics statistics(options.stats, in.identity, options.run.model);
@@ -175,16 +159,16 @@ int run_grid(const GridOptions& options, const Invocation& call) {
 
   if (options.run.dry_run) return dry_run(options, call, in, sweep, result);
 
-  progress.say(fmt::format("{}: {} layers, {} documents, {} tokens; {} units, {} schemes, windows {}", in.identity.name, in.identity.n_layers,
-                           in.corpus.documents.size(), result.data.n_tokens, result.units.size(), result.schemes.size(), fmt::join(sweep.windows, ",")));
+  progress.say(fmt::format("{}: {}, {}, {}; {}, {}, windows {}", in.identity.name, counted(in.identity.n_layers, "layer"),
+                           counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"), counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), fmt::join(sweep.windows, ",")));
   if (statistics.given() && same_text(result.data, result.calibration_data))
     log.warning("scores are measured on the text of the statistics; held-out text is the better judge of calibrated schemes");
+  sweep.judge_codebooks = !statistics.given() || !same_text(result.data, result.calibration_data);
   warn_untested_positions(in.identity, result.data, log);
   PhaseProgress phases(progress, call, result.data.n_tokens);
-  sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, log,
+  sens::run_sweep(*in.model, in.corpus.documents, sweep, provider, pool, &result, shown,
                   [&](const sens::SweepProgress& p) { phases.update(p.phase, p.done, p.total); });
   progress.clear();
-  store_params(provider, &result);
   result.provenance.seconds = call.seconds();
   artifacts::write_sens_file(options.output, result);
   print_summary(result, sweep.metrics, options.output, call.seconds(), call.json);

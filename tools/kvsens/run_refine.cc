@@ -7,12 +7,14 @@
 #include "kernels/core/layout.h"
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/sens_file.h"
+#include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/plan/joint.h"
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
 #include "libcalib/sens/evaluate.h"
+#include "libcalib/sens/kld_block.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
 #include "tools/kvsens/run.h"
@@ -42,18 +44,42 @@ plan::SearchRequest request_of(const plan::Plan& plan) {
   return request;
 }
 
+/// What a runtime would keep of these options. Throws kInfeasible if no token of the text would be coded.
+sens::Contender contender_of(const plan::Candidates& candidates, const std::vector<plan::LayerOption>& choice, const std::string& name, const text::Corpus& corpus) {
+  const sens::SensResult& sens = candidates.sens();
+  sens::Contender out;
+  out.header.name = name;
+  out.header.kind = "plan";
+  out.header.n_sinks = sens.n_sinks;
+  out.header.window = sens.windows[choice.front().window];
+  for (std::size_t l = 0; l < choice.size(); ++l) {
+    const auto unit = [&](Side side, std::size_t scheme) {
+      sens::UnitCandidate u{scheme, candidates.scheme(scheme), {}};
+      if (kvrt::needs_calibration(u.scheme)) u.params = plan::params_from_sens(sens, sens.model.layers[l], side, sens.schemes[scheme]);
+      return u;
+    };
+    sens::LayerChange layer;
+    layer.k = unit(Side::kK, choice[l].k), layer.v = unit(Side::kV, choice[l].v);
+    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].window], 0.0);
+    out.layers.push_back(std::move(layer));
+  }
+  check_something_is_coded(out, corpus.longest());
+  return out;
+}
+
 /// Joint measurements on the verification text.
 class Verifier {
  public:
-  Verifier(const Inputs& in, const plan::Candidates& candidates, const RefineCommand& options, const Invocation& call, Progress& progress, const LogSink& log)
-      : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()) {
+  Verifier(const Inputs& in, const plan::Candidates& candidates, const RefineCommand& options, double ppl_ratio_max, const Invocation& call, Progress& progress,
+           const LogSink& log)
+      : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()), ppl_ratio_max_(ppl_ratio_max) {
     settings_.hidden_memory_bytes = options.run.hidden_mem;
   }
 
   /// One result a choice, all on the same rows.
   std::vector<plan::Measured> measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase) {
     std::vector<sens::Contender> contenders;
-    for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender(choices[i], fmt::format("combination {}", i)));
+    for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender_of(candidates_, choices[i], fmt::format("combination {}", i), in_.corpus));
     PhaseProgress phases(progress_, call_, in_.corpus.identity.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
     sens::EvalResult result;
     sens::evaluate(*in_.model, in_.corpus.documents, contenders, settings_, pool_, &result, log_,
@@ -61,32 +87,12 @@ class Verifier {
     progress_.clear();
     std::vector<plan::Measured> out;
     for (const sens::EvalContender& c : result.contenders)
-      out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, result.settings.n_documents, in_.corpus.identity.n_tokens,
-                     in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256});
+      out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, c.total.n_documents, in_.corpus.identity.n_tokens,
+                     in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256, sens::length_limit(c.buckets, ppl_ratio_max_)});
     return out;
   }
 
  private:
-  sens::Contender contender(const std::vector<plan::LayerOption>& choice, const std::string& name) const {
-    const sens::SensResult& sens = candidates_.sens();
-    sens::Contender out;
-    out.header.name = name;
-    out.header.kind = "plan";
-    out.header.n_sinks = sens.n_sinks;
-    for (std::size_t l = 0; l < choice.size(); ++l) {
-      const auto unit = [&](Side side, std::size_t scheme) {
-        sens::UnitCandidate u{scheme, candidates_.scheme(scheme), {}};
-        if (kvrt::needs_calibration(u.scheme)) u.params = plan::params_from_sens(sens, sens.model.layers[l], side, sens.schemes[scheme]);
-        return u;
-      };
-      sens::LayerChange layer;
-      layer.k = unit(Side::kK, choice[l].k), layer.v = unit(Side::kV, choice[l].v);
-      layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].window], 0.0);
-      out.layers.push_back(std::move(layer));
-    }
-    return out;
-  }
-
   const Inputs& in_;
   const plan::Candidates& candidates_;
   const Invocation& call_;
@@ -94,6 +100,7 @@ class Verifier {
   const LogSink& log_;
   ThreadPool pool_;
   sens::EvaluateOptions settings_;
+  double ppl_ratio_max_;
 };
 
 struct Measurement {
@@ -179,9 +186,13 @@ void print_result(const plan::Plan& plan, const std::string& note, const std::st
     fmt::print("{} joint runs: measured = {:.2f} x predicted, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", p->joint->n_runs, p->joint->slope,
                p->joint->spearman, p->joint->r2, p->joint->worst_factor, p->joint->kappa, p->joint->reliable() ? "" : "; predictions are unreliable, only measured plans count");
   fmt::print("{:>8}  {:>24}  plan\n", "bits", "measured KL ± SE");
-  fmt::print("{:>8.3f}  {:>11.4e} ± {:>9.2e}  this plan\n", plan.summary.effective_bits, plan.summary.measured->kld, plan.summary.measured->kld_se);
+  const bool has_error = plan.summary.measured->has_error();
+  const auto line = [&](double bits, double kld, double se, const std::string& name) {
+    fmt::print("{:>8.3f}  {:>11.4e} ± {:>9}  {}\n", bits, kld, has_error ? fmt::format("{:.2e}", se) : "-", name);
+  };
+  line(plan.summary.effective_bits, plan.summary.measured->kld, plan.summary.measured->kld_se, "this plan");
   for (const plan::Baseline& b : plan.baselines)
-    if (b.measured_kld) fmt::print("{:>8.3f}  {:>11.4e} ± {:>9.2e}  {}\n", b.effective_bits, *b.measured_kld, b.measured_se.value_or(0), b.description);
+    if (b.measured_kld) line(b.effective_bits, *b.measured_kld, b.measured_se.value_or(0), b.description);
   if (!note.empty()) fmt::print("{}\n", note);
   fmt::print("{}\n", output);
 }
@@ -194,12 +205,15 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   std::vector<std::string> files = inputs_of(options.run);
   files.push_back(options.sens);
   if (options.output != options.plan) files.push_back(options.plan);
-  check_output(options.output, files, OutputKind::kJson);
+  for (std::string& file : artifacts::plan_input_files(options.plan))
+    if (file != options.plan) files.push_back(std::move(file));
+  check_output(options.output, files, kPlanOutput);
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
   const plan::Plan original = artifacts::read_plan(options.plan, log);
   if (!original.request.uniform.empty()) fail(ErrorKind::kUsage, options.plan, "is a uniform plan: there is nothing to refine; measure it with kvsens evaluate");
   const sens::SensResult sens = artifacts::read_sens_file(options.sens);
+  if (!sens.params.empty()) artifacts::check_tensor_path(options.output);
   plan::check_same_model(sens.model, options.sens, original.model, options.plan);
   Inputs in = open_inputs(options.run, call, log);
   plan::check_same_model(original.model, options.plan, in.identity, options.run.model);
@@ -219,15 +233,17 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   const std::size_t first_sample = runs.size();
   for (auto& sample : plan::joint_samples(candidates, choice.front().window, static_cast<std::size_t>(options.joint), static_cast<std::uint64_t>(options.run.seed)))
     runs.push_back(std::move(sample));
+  for (std::size_t i = 0; i < first_sample; ++i)
+    contender_of(candidates, runs[i], i == 0 ? "the plan" : fmt::format("the {} that it is compared with", original.baselines[measured_baselines[i - 1]].description), in.corpus);
   if (options.run.dry_run) {
-    fmt::print("runs       {} joint runs, the plan, {} baselines\ntime       about {}\n", runs.size() - first_sample, measured_baselines.size(),
+    fmt::print("runs       {}, the plan, {}\ntime       about {}\n", counted(runs.size() - first_sample, "joint run"), counted(measured_baselines.size(), "baseline"),
                format_duration(1.2 * static_cast<double>(runs.size() + 3) * forward_seconds(in)));
     return 0;
   }
 
-  progress.say(fmt::format("{}: the plan, {} baselines and {} combinations on {} documents, {} tokens", in.identity.name, measured_baselines.size(), runs.size() - first_sample,
-                           in.corpus.identity.n_documents, in.corpus.identity.n_tokens));
-  Verifier verifier(in, candidates, options, call, progress, log);
+  progress.say(fmt::format("{}: the plan, {} and {} on {}, {}", in.identity.name, counted(measured_baselines.size(), "baseline"), counted(runs.size() - first_sample, "combination"),
+                           counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token")));
+  Verifier verifier(in, candidates, options, original.monitor.ppl_ratio_max, call, progress, log);
   const std::vector<plan::Measured> results = verifier.measure(runs, "joint runs");
   std::optional<plan::JointFit> fit;
   std::vector<plan::JointRun> joint;
@@ -245,19 +261,22 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     const Measurement* best = best_of(tried, target);
     if (!best) {
       const auto lowest = std::min_element(tried.begin(), tried.end(), [&](const Measurement& a, const Measurement& b) { return target.of(a.measured) < target.of(b.measured); });
-      fail(ErrorKind::kInfeasible, options.plan, "asked for at most {:.4e} nats; the lowest of {} plans measured {:.4e} at {:.3f} effective bits; score wider schemes (kvsens --candidates) or allow more",
-           target.limit, tried.size(), target.of(lowest->measured), plan::effective_bits(bytes_of(lowest->choice), candidates.elements()));
+      fail(ErrorKind::kInfeasible, options.plan, "asked for at most {:.4e} nats; the lowest of {} measured {:.4e} at {:.3f} effective bits; score wider schemes (kvsens --candidates) or allow more",
+           target.limit, counted(tried.size(), "plan"), target.of(lowest->measured), plan::effective_bits(bytes_of(lowest->choice), candidates.elements()));
     }
     loss = best->measured;
     if (!same(best->choice, choice)) {
       refined = plan::plan_of(candidates, plan::found_of(candidates, best->choice), {}, request);
       refined.request = original.request;
-      note = fmt::format("the plan now takes {:.3f} effective bits instead of {:.3f}, by {} measurements", refined.summary.effective_bits, original.summary.effective_bits, tried.size());
+      note = fmt::format("the plan now takes {:.3f} effective bits instead of {:.3f}, by {}", refined.summary.effective_bits, original.summary.effective_bits, counted(tried.size(), "measurement"));
     }
   }
+  const bool comparable = results.front().has_error();
+  if (!comparable && target.limit == 0 && !measured_baselines.empty())
+    note = fmt::format("the searched plan is kept unjudged: {} has no standard error to compare simpler plans by; give two or more (--num-samples)", counted(results.front().n_documents, "document"));
   // Errors of both are taken as independent; on the same rows they are not, so the plan has to be better by more than it would need to be.
   std::optional<std::size_t> simpler;
-  for (std::size_t i = 0; i < measured_baselines.size() && target.limit == 0; ++i)
+  for (std::size_t i = 0; comparable && target.limit == 0 && i < measured_baselines.size(); ++i)
     if (const plan::Measured& b = results[1 + i]; loss.kld + 2 * std::hypot(loss.kld_se, b.kld_se) >= b.kld && bytes_of(runs[1 + i]) <= refined.summary.bytes &&
                                                   (!simpler || b.kld < results[1 + *simpler].kld))
       simpler = i;
@@ -273,6 +292,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     b.measured_kld = results[1 + i].kld, b.measured_se = results[1 + i].kld_se;
   }
   refined.summary.measured = loss;
+  refined.monitor.length_limit = loss.length_limit;
   if (refined.summary.predicted) {
     refined.summary.predicted->joint = fit;
     refined.summary.predicted->unfitted = !fit;
