@@ -51,7 +51,7 @@ while IFS= read -r line; do
   case $kind in
     SCORE_PRE) (( b <= 128 )) && [[ $c == kSplit || $c == kAdjacent ]] || continue; header=decode_fused_pre types="$family$a, $b, kvrt::KeyPairs::$c" ;;
     FUSED*) (( c <= 128 && d == 1 )) || continue; header=decode_$launch types="$family$a, $family$b, $c, $d" ;;
-    *) (( b <= 128 )) || continue; header=decode_two_pass types="$family$a, $b, $c != 0" ;;
+    *) (( b <= 128 && c == 0 )) || continue; header=decode_two_pass types="$family$a, $b, $c != 0" ;;
   esac
   printf '#include "kernels/read/%s.h"\ntemplate kvrt::Status kvrt::launch_%s<%s>(const DecodeArgs&, void*);\n' "$header" "$launch" "$types" \
     > "$build/instances/${launch}_${a}_${b}_${c}_$d.cu"
@@ -59,11 +59,12 @@ done < "$root/kernels/instances.txt"
 sources+=("$build"/instances/*.cu)
 object() { echo "$build/$(echo "$1" | tr '/' '_').o"; }
 compile() {
-  local flags=() file=$1
+  local flags=() file=$1 virtual=80  # as kernels/CMakeLists.txt does
+  [[ $1 == *_E8_* ]] && (( arch > 80 )) && virtual=89
   [[ $file == /* ]] || file=$root/$file
   # Encoders and rotations: one rounding per written operation, as on the host.
   case $1 in /*|kernels/read/decode*|kernels/read/combine*|kernels/read/stream*) ;; *.cu) flags=(-fmad=false) ;; esac
-  timeout 300 "$nvcc" -ccbin "$cxx" -std=c++17 -O3 -arch="sm_$arch" "${flags[@]}" -I"$root" -Xcompiler -ffp-contract=off -c "$file" -o "$(object "$1")" > "$(object "$1").log" 2>&1
+  timeout 300 "$nvcc" -ccbin "$cxx" -std=c++17 -O3 -gencode "arch=compute_$virtual,code=sm_$arch" "${flags[@]}" -I"$root" -Xcompiler -ffp-contract=off -c "$file" -o "$(object "$1")" > "$(object "$1").log" 2>&1
 }
 jobs_at_once=$(nproc)
 for source in "${sources[@]}"; do

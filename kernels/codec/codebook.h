@@ -60,16 +60,25 @@ KVRT_HOST_DEVICE inline std::uint8_t nearest_entry(const Codebook& book, float y
 /// Sum of value(0..n-1) as 32 lanes compute it: lane l adds elements l, l + 32, ... in order, then lanes are added over xor 16, 8, 4, 2, 1.
 template <class Value>
 KVRT_HOST_DEVICE inline float sum_of_lanes(int n, Value value) {
-  float lanes[32];
-  for (int l = 0; l < 32; ++l) {
-    float sum = l < n ? value(l) : 0.0f;
-    for (int i = l + 32; i < n; i += 32) sum += value(i);
-    lanes[l] = sum;
+  float partial[5] = {}, sum = 0.0f;  // of the left halves of the tree whose right halves are to come
+  KVRT_ROLLED
+  for (int leaf = 0; leaf < 32; ++leaf) {
+    const int lane = (leaf & 1) << 4 | (leaf & 2) << 2 | (leaf & 4) | (leaf & 8) >> 2 | leaf >> 4;
+    sum = 0.0f;
+    KVRT_ROLLED
+    for (int i = lane; i < n; i += 32) {
+      const float v = value(i);
+      sum = i == lane ? v : sum + v;
+    }
+    bool is_right = true;  // so far up
+    for (int level = 0; level < 5; ++level) {
+      if (!is_right) continue;
+      is_right = leaf >> level & 1;
+      if (is_right) sum = partial[level] + sum;
+      else partial[level] = sum;
+    }
   }
-  for (int half = 16; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  }
-  return lanes[0];
+  return sum;
 }
 
 /// Packs cell `cell` of a row of n 3-bit codebook codes. row: plane A, 8 bytes a cell; plane_b: 4 bytes a cell. code(c) as in pack_row_piece().

@@ -32,6 +32,7 @@ template <class Value>
 KVRT_HOST_DEVICE inline GroupRange group_range(int n, bool with_sum, Value value) {
   GroupRange r;
   r.min = r.max = value(0);
+  KVRT_ROLLED
   for (int i = 1; i < n; ++i) {
     const float v = value(i);
     if (v < r.min) r.min = v;

@@ -127,6 +127,11 @@ KVRT_HOST_DEVICE inline void encode_exact_value(const PageCodec& c, const float*
   store_le16(row + 2 * stored_position(c.spread, c.head_dim, d), h);
 }
 
+KVRT_HOST_DEVICE inline float decode_exact_value(const PageCodec& c, const std::uint8_t* row, int d) {
+  const std::uint16_t h = load_le16(row + 2 * stored_position(c.spread, c.head_dim, d));
+  return c.format == Format::kBf16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
 /// Block b of 32 channels.
 KVRT_HOST_DEVICE inline void encode_llamacpp_block(const PageCodec& c, const float* x, int b, std::uint8_t* row, EncodeCounters* counters) {
   float v[kLlamaBlock];
@@ -244,7 +249,7 @@ KVRT_HOST_DEVICE inline void encode_piece(const PageCodec& c, const float* x, in
   pack_slot_piece(c, slot, piece, [&](int d) { return grid_code(c.format, c.bits, c.codebook, quiet(x[d]), grid_at(c, block, slot, d)); }, block);
 }
 /// Codes of one slot on grids that are already fixed.
-KVRT_HOST_DEVICE inline void encode_codes(const PageCodec& c, const float* x, int slot, const SlotOutliers& outliers, std::uint8_t* block) {
+KVRT_HOST_DEVICE KVRT_ONE_COPY inline void encode_codes(const PageCodec& c, const float* x, int slot, const SlotOutliers& outliers, std::uint8_t* block) {
   if (c.ef_u) {
     std::uint8_t codes[kMaxFeedbackDim];
     float w[kMaxFeedbackDim];
@@ -261,7 +266,7 @@ KVRT_HOST_DEVICE inline float coded_value(const PageCodec& c, const std::uint8_t
 }
 
 /// Writes entries [0, n) of a slot. Requires: its codes are in the block.
-KVRT_HOST_DEVICE inline void store_outliers(const PageCodec& c, int slot, const SlotOutliers& outliers, std::uint8_t* block, std::uint8_t* entry,
+KVRT_HOST_DEVICE KVRT_ONE_COPY inline void store_outliers(const PageCodec& c, int slot, const SlotOutliers& outliers, std::uint8_t* block, std::uint8_t* entry,
                                             EncodeCounters* counters) {
   for (int k = 0; k < outliers.n; ++k) {
     const int d = outliers.channels[k];
@@ -406,10 +411,7 @@ KVRT_HOST_DEVICE inline void visit_outliers(const PageCodec& c, const std::uint8
 /// Channel d of one token as its code says, without outliers.
 KVRT_HOST_DEVICE inline float decode_code(const PageCodec& c, const std::uint8_t* block, int slot, int d) {
   const std::uint8_t* row = block + slot * c.row_bytes;
-  if (is_exact(c.format)) {
-    const std::uint16_t h = load_le16(row + 2 * stored_position(c.spread, c.head_dim, d));
-    return c.format == Format::kBf16 ? bf16_to_f32(h) : f16_to_f32(h);
-  }
+  if (is_exact(c.format)) return detail::decode_exact_value(c, row, d);
   if (is_llamacpp_block(c.format)) return decode_llama_block(c.format, row + d / kLlamaBlock * llama_block_bytes(c.format), d % kLlamaBlock);
   return detail::coded_value(c, block, slot, d);
 }

@@ -131,7 +131,8 @@ bool choose_decode_path(const DecodeUnit& unit, DecodePath* path, std::string* e
     return refuse(std::string("keys before RoPE of family ") + family_name(unit.k) + ", head_dim " + std::to_string(unit.head_dim) + ", have no kernel for this order of pairs in this build");
   }
   const bool is_built_elsewhere = unit.head_dim <= kMaxDecodeDim && unit.head_dim % 2 == 0;
-  return refuse("head_dim " + std::to_string(unit.head_dim) +
+  const bool has_width = has_pass(kPv, DecodeFamily::kB16, unit.head_dim, false);  // then it is the groups
+  return refuse((has_width ? "groups that are no multiple of a quarter (keys) or an eighth (values) of " : "") + ("head_dim " + std::to_string(unit.head_dim)) +
                 (is_built_elsewhere ? " is in builds with KVRT_CUDA_INSTANCES=all" : " has no kernel; even ones up to " + std::to_string(kMaxDecodeDim) + " do"));
 }
 

@@ -10,24 +10,24 @@
 #define KVRT_IF_128_1(...)
 #define KVRT_IF_64_P0(...)
 #define KVRT_IF_128_P0(...)
-#define KVRT_IF_128_P1(...)
 #else
 #define KVRT_IF_128_1(...) __VA_ARGS__
 #define KVRT_IF_64_P0(...) __VA_ARGS__
 #define KVRT_IF_128_P0(...) __VA_ARGS__
-#define KVRT_IF_128_P1(...) __VA_ARGS__
 #endif
 #if defined(KVRT_CUDA_ALL_INSTANCES)
 #define KVRT_IF_256_1(...) __VA_ARGS__
 #define KVRT_IF_64_2(...) __VA_ARGS__
 #define KVRT_IF_128_2(...) __VA_ARGS__
 #define KVRT_IF_256_P0(...) __VA_ARGS__
+#define KVRT_IF_128_P1(...) __VA_ARGS__
 #define KVRT_IF_256_P1(...) __VA_ARGS__
 #else
 #define KVRT_IF_256_1(...)
 #define KVRT_IF_64_2(...)
 #define KVRT_IF_128_2(...)
 #define KVRT_IF_256_P0(...)
+#define KVRT_IF_128_P1(...)
 #define KVRT_IF_256_P1(...)
 #endif
 #define KVRT_IF_64_kHalf(...) KVRT_IF_64_2(__VA_ARGS__)

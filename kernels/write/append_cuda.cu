@@ -52,7 +52,7 @@ KVRT_DEVICE void write_exact(const AppendArgs& args, std::int64_t i, WarpRows& r
     const std::int64_t slot = is_sink ? token : body % ring;
     const int in_page = static_cast<int>(slot % kExactPageTokens);
     std::uint8_t* const page = exact_page(args, s, side, is_sink ? KVRT_SINK : KVRT_WINDOW, slot);
-    encode_row_warp<false>(unit.exact, rows.x, in_page, block_of(page, unit.exact_page, head), rows.spare, &counters);
+    encode_exact_row_warp(unit.exact, rows.x, in_page, block_of(page, unit.exact_page, head), &counters);
     if (unit.exact_page.header > 0 && head == 0 && cuda::lane_index() == 0) store_slot_position(page, 2, in_page, s.first_position + token);
   }
   add_counters(counters, layer.counters->counts[side]);

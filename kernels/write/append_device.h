@@ -55,10 +55,11 @@ KVRT_DEVICE void load_leaving_row(const AppendArgs& args, const Sequence& s, int
     for (int d = cuda::lane_index(); d < layer.head_dim; d += cuda::kWarp) rows.x[d] = bf16_to_f32(f32_to_bf16_finite(rows.x[d]));
   } else {
     const std::int64_t slot = body % ring;
-    const std::uint8_t* const block = block_of(exact_page(args, s, side, KVRT_WINDOW, slot), unit.exact_page, head);
+    const std::uint8_t* const row = block_of(exact_page(args, s, side, KVRT_WINDOW, slot), unit.exact_page, head) +
+                                    slot % kExactPageTokens * unit.exact.row_bytes;
     cuda::warp_barrier();
     for (int d = cuda::lane_index(); d < layer.head_dim; d += cuda::kWarp) {
-      rows.x[d] = decode_code(unit.exact, block, static_cast<int>(slot % kExactPageTokens), d);
+      rows.x[d] = detail::decode_exact_value(unit.exact, row, d);
     }
   }
   cuda::warp_barrier();

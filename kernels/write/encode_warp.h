@@ -75,34 +75,39 @@ KVRT_DEVICE void encode_codes_warp(const PageCodec& c, const float* x, int slot,
   cuda::warp_barrier();
 }
 
+/// encode_row_warp() of formats that are is_exact(). A barrier stands behind.
+KVRT_DEVICE void encode_exact_row_warp(const PageCodec& c, const float* x, int slot, std::uint8_t* block, EncodeCounters* counters) {
+  for (int d = cuda::lane_index(); d < c.head_dim; d += cuda::kWarp) detail::encode_exact_value(c, x, d, block + slot * c.row_bytes, counters);
+  cuda::warp_barrier();
+}
+
 /// encode_row() by a warp. x: [D], seen by all lanes. A barrier stands behind. HasOutliers: of schemes with out<p>, whose rows one lane
-/// encodes: they need a stack that the other kernels shall not have.
+/// encodes: they need a stack that the other kernels shall not have. in_group: a row of a channel group whose parameters stand.
 template <bool HasOutliers>
-KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, std::uint8_t* block, float* spare, EncodeCounters* counters) {
+KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, std::uint8_t* block, float* spare, EncodeCounters* counters,
+                                 bool in_group = false) {
   std::uint8_t* const row = block + slot * c.row_bytes;
   const int lane = cuda::lane_index();
-  if (is_exact(c.format)) {
-    for (int d = lane; d < c.head_dim; d += cuda::kWarp) detail::encode_exact_value(c, x, d, row, counters);
-    return cuda::warp_barrier();
-  }
+  if (is_exact(c.format)) return encode_exact_row_warp(c, x, slot, block, counters);
   if (is_llamacpp_block(c.format)) {
     for (int b = lane; b * kLlamaBlock < c.head_dim; b += cuda::kWarp) detail::encode_llamacpp_block(c, x, b, row, counters);
     return cuda::warp_barrier();
   }
   if constexpr (HasOutliers) {
-    if (c.out_per_mille > 0) {
+    if (c.out_per_mille > 0 && !in_group) {
       if (lane == 0) detail::encode_row_with_outliers(c, x, slot, block, counters);
       return cuda::warp_barrier();
     }
   }
-  if (detail::is_static(c)) {
+  if (in_group) {
+  } else if (detail::is_static(c)) {
     for (int d = lane; d < c.head_dim; d += cuda::kWarp) detail::count_beyond_range(c, x, d, counters);
   } else {
     for (int g = lane; g * c.group < c.head_dim; g += cuda::kWarp) detail::store_group_params(c, x, slot, g * c.group, block, counters);
     cuda::warp_barrier();
   }
   encode_codes_warp(c, x, slot, block, spare);
-  if (!detail::keeps_norm(c)) return;
+  if (in_group || !detail::keeps_norm(c)) return;
   for (int g = lane; g * c.group < c.head_dim; g += cuda::kWarp) detail::store_kept_norm(c, x, slot, g * c.group, block, counters);
   cuda::warp_barrier();
 }

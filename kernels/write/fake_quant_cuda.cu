@@ -50,14 +50,6 @@ KVRT_DEVICE void frame_row(const HeadGroup& group, int t, WarpRows& rows) {
   for (int d = cuda::lane_index(); d < group.unit.frame.head_dim; d += cuda::kWarp) rows.x[d] = cuda::load(group.x + t * group.stride + d);
   to_frame_warp(group.unit.frame, group.head, rows, &ignored);
 }
-/// All rows, which wait in the output.
-KVRT_DEVICE void frame_rows(const HeadGroup& group, int step, WarpRows& rows) {
-  for (int t = 0; t < step; ++t) {
-    frame_row(group, t, rows);
-    for (int d = cuda::lane_index(); d < group.width; d += cuda::kWarp) cuda::store(group.out + t * group.stride + d, rows.y[d]);
-  }
-  cuda::warp_barrier();
-}
 /// Row t of the output <- the value of what a slot holds.
 KVRT_DEVICE void read_back(const HeadGroup& group, int t, const PageCodec& codec, const std::uint8_t* block, int slot, WarpRows& rows) {
   decode_row_warp(codec, block, slot, rows.y);
@@ -65,57 +57,52 @@ KVRT_DEVICE void read_back(const HeadGroup& group, int t, const PageCodec& codec
   for (int d = cuda::lane_index(); d < group.unit.frame.head_dim; d += cuda::kWarp) cuda::store(group.out + t * group.stride + d, rows.x[d]);
 }
 
-/// block: started.
+/// A group: rows wait framed in the output until the ranges of its channels are known, and come back decoded. block: holds `slot`, and
+/// with outliers the whole group behind it, which are picked over all its rows: one thread encodes it.
 template <bool HasOutliers>
-KVRT_DEVICE void token_alone(const HeadGroup& group, WarpBlock& block) {
+KVRT_DEVICE void through_codec(const HeadGroup& group, int step, const PageCodec& codec, std::uint8_t* block, int slot, WarpRows& rows) {
   EncodeCounters ignored;
-  frame_row(group, 0, block.rows);
-  encode_row_warp<HasOutliers>(block.codec, block.rows.y, 0, block.bytes, block.rows.spare, &ignored);
-  read_back(group, 0, block.codec, block.bytes, 0, block.rows);
-}
-
-KVRT_DEVICE void channel_group(const HeadGroup& group, int step, WarpBlock& block) {
-  EncodeCounters ignored;
-  frame_rows(group, step, block.rows);
-  for (int d = cuda::lane_index(); d < group.width; d += cuda::kWarp) {
-    detail::store_channel_params(block.codec, group.out, group.stride, 0, d, block.bytes, &ignored);
+  for (int t = 0; t < step; ++t) {
+    frame_row(group, t, rows);
+    if (step == 1) break;  // rows.y
+    for (int d = cuda::lane_index(); d < group.width; d += cuda::kWarp) cuda::store(group.out + t * group.stride + d, rows.y[d]);
+  }
+  cuda::warp_barrier();
+  const bool alone = HasOutliers && step > 1 && codec.out_per_mille > 0;
+  for (int d = cuda::lane_index(); d < group.width && step > 1 && !alone; d += cuda::kWarp) {
+    detail::store_channel_params(codec, group.out, group.stride, slot, d, block, &ignored);
+  }
+  if constexpr (HasOutliers) {
+    if (alone && cuda::lane_index() == 0) detail::encode_group_with_outliers(codec, group.out, group.stride, slot / step, block, &ignored);
   }
   cuda::warp_barrier();
   for (int t = 0; t < step; ++t) {
-    encode_codes_warp(block.codec, group.out + t * group.stride, 0, block.bytes, block.rows.spare);
-    read_back(group, t, block.codec, block.bytes, 0, block.rows);
+    const int at = alone ? slot + t : slot;
+    if (!alone) encode_row_warp<HasOutliers>(codec, step == 1 ? rows.y : group.out + t * group.stride, at, block, rows.spare, &ignored, step > 1);
+    read_back(group, t, codec, block, at, rows);
   }
-}
-
-/// Outliers of a group are picked over all its rows: a block of a page for each warp, in which one thread encodes.
-KVRT_DEVICE void channel_group_with_outliers(const HeadGroup& group, int step, std::uint8_t* page, WarpRows& rows) {
-  const PageCodec& codec = group.unit.codecs[group.head];
-  const int in_page = static_cast<int>(group.index % (codec.page_tokens / step));
-  EncodeCounters ignored;
-  frame_rows(group, step, rows);
-  if (cuda::lane_index() == 0) detail::encode_group_with_outliers(codec, group.out, group.stride, in_page, page, &ignored);
-  cuda::warp_barrier();
-  for (int t = 0; t < step; ++t) read_back(group, t, codec, page, in_page * step + t, rows);
 }
 
 template <bool HasOutliers>
 KVRT_KERNEL(kRowThreads, 4) fake_quant_kernel(const DeviceFakeQuantArgs args) {
   KVRT_SHARED(PerWarp<WarpBlock>, shared);
-  WarpBlock& block = shared.mine();
+  WarpBlock& mine = shared.mine();
   const std::int64_t n = args.n_tokens / args.step * args.n_heads, i = warp_in_grid();
-  if constexpr (HasOutliers) {
-    if (args.pages) {
-      for (std::int64_t at = i; i < args.n_pages && at < n; at += args.n_pages) {
-        channel_group_with_outliers(group_at(args, at), args.step, args.pages + i * args.page_bytes, block.rows);
-      }
-      return;
+  if (HasOutliers && args.pages && i >= args.n_pages) return;
+  for (std::int64_t at = i; at < n; at += HasOutliers && args.pages ? args.n_pages : n) {
+    const HeadGroup group = group_at(args, at);
+    const PageCodec* codec = &group.unit.codecs[group.head];
+    std::uint8_t* block = mine.bytes;
+    int slot = 0;
+    if (HasOutliers && args.pages) {  // a block of a page for each warp
+      block = args.pages + i * args.page_bytes;
+      slot = static_cast<int>(group.index % (codec->page_tokens / args.step)) * args.step;
+    } else {
+      start_block(group.unit, group.head, mine);
+      codec = &mine.codec;
     }
+    through_codec<HasOutliers>(group, args.step, *codec, block, slot, mine.rows);
   }
-  if (i >= n) return;
-  const HeadGroup group = group_at(args, i);
-  start_block(group.unit, group.head, block);
-  if (args.step == 1) token_alone<HasOutliers>(group, block);
-  else channel_group(group, args.step, block);
 }
 
 }  // namespace

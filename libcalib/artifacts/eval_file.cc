@@ -67,6 +67,7 @@ ordered_json contender_to_json(const EvalContender& contender) {
   out["indistinguishable"] = contender.indistinguishable;
   if (contender.length_limit) out["length_limit"] = *contender.length_limit;
   out["total"] = block_to_json(contender.total);
+  if (!contender.document_kld.empty()) out["document_kld"] = contender.document_kld;
   out["buckets"] = ordered_json::array();
   for (const EvalBucket& bucket : contender.buckets)
     out["buckets"].push_back({{"first_position", bucket.first_position}, {"end_position", bucket.end_position},
@@ -89,6 +90,10 @@ EvalContender contender_from_json(const JsonValue& value) {
   out.indistinguishable = value.at("indistinguishable").boolean();
   if (value.has("length_limit")) out.length_limit = value.at("length_limit").integer();
   out.total = block_from_json(value.at("total"));
+  if (value.has("document_kld")) {
+    const JsonValue klds = value.at("document_kld");
+    for (std::size_t i = 0; i < klds.size(); ++i) out.document_kld.push_back(klds.element(i).number());
+  }
   const JsonValue buckets = value.at("buckets");
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     const JsonValue from = buckets.element(i);

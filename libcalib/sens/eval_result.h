@@ -51,6 +51,7 @@ struct EvalContender {
   /// Bytes the runtime allocates, times 8, over the number of K and V elements, at 2,048 and 8,192 tokens of context.
   std::optional<double> effective_bits_2048, effective_bits_8192;
   KldBlock total;
+  std::vector<double> document_kld;  ///< mean KLD of each document, in order: paired comparisons; empty in older files
   std::vector<EvalBucket> buckets;
   bool indistinguishable = false;  ///< mean KLD below 3 x the noise floor
   std::optional<std::int64_t> length_limit;  ///< position from which the perplexity ratio is above 1.10, by bucket; see kld_block.h

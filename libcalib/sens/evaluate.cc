@@ -99,6 +99,7 @@ class Walk {
 EvalContender measured(const EvalContender& header, const std::vector<KldRow>& rows) {
   EvalContender out = header;
   out.total = summarise_kld(rows);
+  out.document_kld = document_klds(rows);
   out.buckets = summarise_buckets(rows);
   return out;
 }

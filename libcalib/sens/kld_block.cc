@@ -133,6 +133,16 @@ KldBlock summarise_kld(std::span<const KldRow> rows) {
   return out;
 }
 
+std::vector<double> document_klds(std::span<const KldRow> rows) {
+  std::vector<double> out;
+  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    double sum = 0;
+    for (end = begin; end < rows.size() && rows[end].document == rows[begin].document; ++end) sum += rows[end].kld;
+    out.push_back(sum / static_cast<double>(end - begin));
+  }
+  return out;
+}
+
 std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows) {
   std::vector<std::vector<KldRow>> parts;
   for (const KldRow& r : rows) {

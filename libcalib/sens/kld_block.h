@@ -41,7 +41,10 @@ KldRow compare_row(const ReferenceRow& reference, const float* log_q, const floa
 /// a single block. The PPL ratio's error comes from paired differences. Requires: rows grouped by document, at least one row.
 KldBlock summarise_kld(std::span<const KldRow> rows);
 
-/// The same for each position bucket that has rows.
+/// Mean KLD of each document, in order. Requires: rows grouped by document.
+std::vector<double> document_klds(std::span<const KldRow> rows);
+
+/// summarise_kld() of each position bucket that has rows.
 std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows);
 
 inline constexpr double kPplRatioMax = 1.10;

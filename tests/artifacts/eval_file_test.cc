@@ -51,6 +51,7 @@ sens::EvalResult example() {
   contender.effective_bits_2048 = 5.1;
   contender.effective_bits_8192 = 4.5;
   contender.total = block(0.01);
+  contender.document_kld = {0.004, 0.016};
   contender.buckets = {{0, 256, block(0.02), {0.001, 0.0001}}, {256, 512, block(0.03), {0.002, 0.0002}}};
   out.contenders = {contender};
   contender.name = "bf16";
@@ -72,6 +73,7 @@ TEST(EvalFile, RoundTrip) {
   EXPECT_EQ(eval_to_json(read), eval_to_json(example()));  // every field is in the text
   EXPECT_EQ(read.contenders[0].buckets[1].end_position, 512);
   EXPECT_EQ(read.contenders[0].buckets[1].block.kld.mean, 0.03);
+  EXPECT_EQ(read.contenders[0].document_kld, (std::vector<double>{0.004, 0.016}));
   EXPECT_FALSE(read.contenders[1].effective_bits_2048.has_value());
   EXPECT_FALSE(read.contenders[0].length_limit.has_value());
   EXPECT_EQ(read.contenders[1].length_limit, 2048);

@@ -61,6 +61,13 @@ TEST(KldBlockTest, GoldenG43PairedRatio) {
   EXPECT_NEAR(b.ppl_base.se, 0, 1e-12);
 }
 
+TEST(KldBlockTest, MeansOfDocuments) {
+  std::vector<KldRow> rows = rows_with_nll_difference({0, 0, 0}, 3);  // KLD 0, 1, 2 each
+  rows.pop_back();
+  EXPECT_EQ(document_klds(rows), (std::vector<double>{1, 1, 0.5}));
+  EXPECT_TRUE(document_klds({}).empty());
+}
+
 TEST(KldBlockTest, PercentilesAndShares) {
   const KldBlock b = summarise_kld(rows_with_nll_difference({0, 0}, 101));
   EXPECT_EQ(b.n_rows, 202);
