@@ -9,8 +9,6 @@
 namespace calib::sens {
 namespace {
 
-at::Tensor on_cpu(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
-
 /// K or V as the next row reads them: coded up to coded_end(), then exact.
 class SideCache {
  public:
