@@ -114,6 +114,8 @@ std::optional<double> slope_without(const BucketTable& all, const BucketTable& l
 
 MeanSe exponential(const MeanSe& m) { return {std::exp(m.mean), std::exp(m.mean) * m.se}; }
 
+std::int64_t bucket_begin(std::size_t b) { return b == 0 ? 0 : std::int64_t{128} << b; }
+
 std::string flag_text(const EvalContender& c, const std::string& flag) {
   if (flag == "kld_slope")
     return fmt::format("{}: its loss grows with position, slope of ln KLD against ln position {:.2f} ± {:.2f}, above {:g}", c.name, c.kld_slope->mean,
@@ -193,7 +195,7 @@ std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows) {
   for (std::size_t b = 0; b < parts.size(); ++b) {
     if (parts[b].empty()) continue;
     EvalBucket bucket;
-    bucket.first_position = b == 0 ? 0 : std::int64_t{128} << b;
+    bucket.first_position = bucket_begin(b);
     bucket.end_position = std::int64_t{256} << b;
     bucket.block = summarise_kld(parts[b]);
     bucket.entropy_shift = clustered(parts[b], clusters_of(parts[b]).begin, [](const KldRow& r) { return r.entropy_shift; });
@@ -202,12 +204,15 @@ std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows) {
   return out;
 }
 
-std::optional<MeanSe> kld_slope(std::span<const KldRow> rows) {
+std::int64_t trend_start(std::int64_t n_sinks, std::int64_t window) { return 2 * (n_sinks + window); }
+
+std::optional<MeanSe> kld_slope(std::span<const KldRow> rows, std::int64_t first_position) {
   std::vector<BucketTable> documents;
   BucketTable all;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i == 0 || rows[i].document != rows[i - 1].document) documents.emplace_back();
     const auto b = static_cast<std::size_t>(position_bucket(rows[i].position));
+    if (bucket_begin(b) < first_position) continue;
     for (BucketTable* table : {&documents.back(), &all}) {
       if (table->size() <= b) table->resize(b + 1);
       (*table)[b].rows += 1;
@@ -228,11 +233,12 @@ std::optional<MeanSe> kld_slope(std::span<const KldRow> rows) {
   return MeanSe{*slope, left_out.empty() ? 0.0 : std::sqrt((n - 1) / n * square)};
 }
 
-std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::span<const EvalBucket> buckets) {
+std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::span<const EvalBucket> buckets, std::int64_t first_position) {
   std::vector<std::string> flags;
   if (slope && slope->mean > kSteepSlope) flags.push_back("kld_slope");
   if (std::any_of(buckets.begin(), buckets.end(), [](const EvalBucket& b) { return std::abs(b.entropy_shift.mean) > kEntropyShiftMax; }))
     flags.push_back("entropy_shift");
+  while (!buckets.empty() && buckets.front().first_position < first_position) buckets = buckets.subspan(1);
   if (buckets.size() >= 3) {
     const MeanSe &first = buckets.front().entropy_shift, &last = buckets.back().entropy_shift;
     const double sign = last.mean < 0 ? -1 : 1;

@@ -56,14 +56,18 @@ std::optional<std::int64_t> length_limit(std::span<const EvalBucket> buckets, do
 
 inline constexpr double kSteepSlope = 0.5, kEntropyShiftMax = 0.05;
 
-/// Slope of ln(mean KLD) against ln(position) over the position buckets, each weighted by its rows and standing at the geometric mean of
-/// t + 1 over them. SE: jackknife over documents; 0 with a single one. Empty with fewer than two buckets that lose anything.
-/// Source: METHODS.md 9. Requires: rows grouped by document.
-std::optional<MeanSe> kld_slope(std::span<const KldRow> rows);
+/// Where a trend over positions may start: below 2 (sinks + window) most of what a row reads is exact, so that any loss rises there.
+std::int64_t trend_start(std::int64_t n_sinks, std::int64_t window);
+
+/// Slope of ln(mean KLD) against ln(position) over the position buckets that begin at `first_position` or later, each weighted by its rows
+/// and standing at the geometric mean of t + 1 over them. SE: jackknife over documents; 0 with a single one. Empty with fewer than two
+/// buckets that lose anything.  Source: METHODS.md 9. Requires: rows grouped by document.
+std::optional<MeanSe> kld_slope(std::span<const KldRow> rows, std::int64_t first_position = 0);
 
 /// What METHODS.md 9 flags: "kld_slope" (above 0.5), "entropy_shift" (some bucket's is beyond 0.05 nats), "entropy_growth" (at least three
-/// buckets, each shifted further in the same direction than the one before, the last from the first by more than 1.96 standard errors).
-std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::span<const EvalBucket> buckets);
+/// buckets from first_position on, each shifted further in the same direction than the one before, the last from the first by more than
+/// 1.96 standard errors).
+std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::span<const EvalBucket> buckets, std::int64_t first_position = 0);
 
 /// A sentence for each of a contender's flags.
 std::vector<std::string> length_warnings(const EvalContender& contender);

@@ -176,6 +176,16 @@ TEST(KldSlope, JackknifeOverDocuments) {
   EXPECT_NEAR(slope->se, 0.5, 1e-12);
 }
 
+// An exact window makes any loss rise while it is a good part of what a row reads: that is no trend.
+TEST(KldSlope, StartsWhereTheWindowIsASmallPart) {
+  EXPECT_EQ(trend_start(4, 128), 264);
+  const std::vector<KldRow> rows = {single(0, 99, 1e-6), single(0, 299, 0.1), single(0, 599, 0.2), single(0, 1199, 0.2)};
+  EXPECT_GT(kld_slope(rows)->mean, 2);
+  EXPECT_NEAR(kld_slope(rows, 264)->mean, 0, 1e-12);
+  EXPECT_NEAR(kld_slope(rows, 256)->mean, 0.5, 1e-12);  // ln 2 over ln 2 and 0 over ln 2: least squares through three equal steps
+  EXPECT_FALSE(kld_slope(rows, 513).has_value());
+}
+
 TEST(KldSlope, PowerLawsAndEmptyCases) {
   for (const double power : {0.0, 0.3, 0.7}) {
     const auto slope = kld_slope(power_law({1e-3, 2e-3, 4e-3}, power, 8192));
@@ -216,6 +226,9 @@ TEST(LengthFlags, SteadyGrowth) {
   EXPECT_EQ(flags({-0.001, 0.002, 0.004}, 1e-5), Flags{});   // not in one direction
   EXPECT_EQ(flags({0.001, 0.004}, 1e-5), Flags{});           // two buckets are no trend
   EXPECT_EQ(flags({0.004, 0.002, 0.001}, 1e-5), Flags{});    // fades
+  auto early = shifts_of({0.001, 0.002, 0.004}, 1e-4);
+  for (std::size_t b = 1; b < 3; ++b) early[b].first_position = 128 << b;
+  EXPECT_EQ(length_flags(std::nullopt, early, 256), Flags{});  // two buckets are left
   EXPECT_EQ(flags({-0.02, -0.03, -0.06}, 1e-3), (Flags{"entropy_shift", "entropy_growth"}));
 }
 
