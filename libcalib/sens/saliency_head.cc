@@ -57,6 +57,9 @@ HeadSaliency::HeadSaliency(const HeadInputs& in) : map_(in.tensors->n_tokens, in
     norm += (at::matmul(v, moment) * v).sum(1).clamp_min(0).sqrt() / group;
   }
   value_norm_.assign(norm.data_ptr<double>(), norm.data_ptr<double>() + x.n_tokens);
+  for (std::int64_t j = 0; j < x.n_tokens; ++j)
+    if (!std::isfinite(value_norm_[static_cast<std::size_t>(j)]))
+      fail(ErrorKind::kNumeric, fmt::format("layer {}", g.index), "the value of document {}, KV head {}, token position {} is not finite", in.document, in.head, j);
   measure_attention(in, t);
   score_tokens(in);
   compare_tiers(in, t);
@@ -83,6 +86,7 @@ void HeadSaliency::measure_attention(const HeadInputs& in, const Torch& t) {
         const std::int64_t first = map_.first_key(row), n_vis = row + 1 - first;
         std::fill(x, x + first, 0.0f), std::fill(x + row + 1, x + r1, 0.0f);
         stats::row_softmax(x + first, static_cast<std::size_t>(n_vis));
+        if (!std::isfinite(x[row])) fail(ErrorKind::kNumeric, fmt::format("layer {}", g.index), "the attention of document {}, KV head {}, token position {} is not finite", in.document, in.head, row);
         float* const mean = map_.row(row);
         for (std::int64_t j = first; j <= row; ++j) mean[j] += x[j] / group;
         if (n_vis < stats::kMinVisibleKeys) continue;

@@ -42,25 +42,25 @@ std::string layer_ranges(const std::vector<int>& layers) {
 }
 
 void print_scores(const sens::SaliencyFraction& f) {
-  fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6}  {:>5}  {:>9}  {:>9}", "score", "hit rate ± SE", "whole prompt", "overlap", "gain", "worst", "fails", "E_out", "E_mass");
+  fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6}  {:>6}  {:>5}  {:>9}  {:>9}", "score", "hit rate ± SE", "whole prompt", "overlap", "gain", "layers", "worst", "fails", "E_out", "E_mass");
   for (const sens::SaliencyBucket& b : f.scores[0].buckets) fmt::print("  {:>8}", fmt::format("{}+", b.first_position));
   fmt::print("\n");
   const auto match_of = [](const std::vector<double>& out, const std::vector<double>& mass) { return fmt::format("{:>9.2e}  {:>9.2e}", mean_of(out), mean_of(mass)); };
   for (std::size_t s = 0; s < sens::kTokenScores; ++s) {
     const sens::SaliencyScore& score = f.scores[s];
-    double worst = 2;
+    double worst = 2, sum = 0;
     int failing = 0;
     std::vector<double> e_out, e_mass;
     for (const sens::SaliencyLayer& layer : score.layers) {
-      worst = std::min(worst, layer.rates.hit.mean), failing += layer.rates.hit.mean < sens::kLeastHitRate;
+      worst = std::min(worst, layer.rates.hit.mean), sum += layer.rates.hit.mean, failing += layer.rates.hit.mean < sens::kLeastHitRate;
       if (layer.e_out) e_out.push_back(*layer.e_out), e_mass.push_back(*layer.e_mass);
     }
-    fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6.3f}  {:>5}  {}", sens::kTokenScoreNames[s], rate(score.total.hit), rate(score.total.prompt_hit), rate(score.total.overlap),
-               rate(score.total.gain), worst, failing, e_out.empty() ? fmt::format("{:>9}  {:>9}", "", "") : match_of(e_out, e_mass));
+    fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6.3f}  {:>6.3f}  {:>5}  {}", sens::kTokenScoreNames[s], rate(score.total.hit), rate(score.total.prompt_hit), rate(score.total.overlap),
+               rate(score.total.gain), sum / static_cast<double>(score.layers.size()), worst, failing, e_out.empty() ? fmt::format("{:>9}  {:>9}", "", "") : match_of(e_out, e_mass));
     for (const sens::SaliencyBucket& b : score.buckets) fmt::print("  {:>8.3f}", b.rates.hit.mean);
     fmt::print("\n");
   }
-  fmt::print("{:<98}  {}\n{:<98}  {}\n", "(no tier)", match_of(f.e_out_base, f.e_mass_base), "(all coded tokens in the tier)", match_of(f.e_out_salient, f.e_mass_salient));
+  fmt::print("{:<106}  {}\n{:<106}  {}\n", "(no tier)", match_of(f.e_out_base, f.e_mass_base), "(all coded tokens in the tier)", match_of(f.e_out_salient, f.e_mass_salient));
 }
 
 void print_verdicts(const sens::SaliencyFraction& f, const sens::SaliencyResult& result) {
