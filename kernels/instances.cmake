@@ -50,13 +50,13 @@ function(kvrt_instance_sources out set folder)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# Translation units of up to 4 of them, below <folder>: a quarter of the time for headers and host code. Those of fp8 stay alone.
+# Translation units of up to 6 of them, below <folder>, which share the time for headers and host code. Those of fp8 stay alone.
 function(kvrt_group_sources out folder)
   set(sources)
   set(units)
   foreach(source IN LISTS ARGN ITEMS end)
     list(LENGTH units n)
-    if(n EQUAL 4 OR (source STREQUAL "end" AND n GREATER 0))
+    if(n EQUAL 6 OR (source STREQUAL "end" AND n GREATER 0))
       list(GET units 0 first)
       list(GET units -1 last)
       get_filename_component(first ${first} NAME_WE)

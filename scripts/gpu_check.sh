@@ -60,7 +60,7 @@ sources+=("$build"/instances/*.cu)
 object() { echo "$build/$(echo "$1" | tr '/' '_').o"; }
 compile() {
   local flags=() file=$1 virtual=80  # as kernels/CMakeLists.txt does
-  [[ $1 == *_E8_* ]] && (( arch > 80 )) && virtual=89
+  if (( arch >= 100 )); then virtual=100; elif [[ $1 == *_E8_* ]] && (( arch >= 89 )); then virtual=89; fi
   [[ $file == /* ]] || file=$root/$file
   # Encoders and rotations: one rounding per written operation, as on the host.
   case $1 in /*|kernels/read/decode*|kernels/read/combine*|kernels/read/stream*) ;; *.cu) flags=(-fmad=false) ;; esac

@@ -117,6 +117,24 @@ static void pack_codes(int bits, bool is_codebook, int d, const std::uint8_t* co
   }
 }
 
+/// 32 codes of a block of llama.cpp (kernels/codec/llamacpp_blocks.h); returns the end.
+KVRT_INLINE std::uint8_t* pack_llamacpp_codes(int bits, const std::uint8_t* codes, std::uint8_t* out) {
+  std::uint64_t x[4];
+  __builtin_memcpy(x, codes, sizeof x);
+  if (bits == 8) {
+    __builtin_memcpy(out, x, sizeof x);
+    return out + sizeof x;
+  }
+  if (bits == 5) {  // bit 4 of each
+    std::uint32_t word = 0;
+    for (int i = 0; i < 4; ++i) word |= static_cast<std::uint32_t>((x[i] >> 4 & 0x0101010101010101u) * 0x0102040810204080u >> 56) << 8 * i;
+    write_as(out, word), out += sizeof word;
+  }
+  constexpr std::uint64_t kNibbles = 0x0F0F0F0F0F0F0F0Fu;
+  for (int i = 0; i < 2; ++i) write_as(out + 8 * i, (x[i] & kNibbles) | (x[i + 2] & kNibbles) << 4);
+  return out + 16;
+}
+
 /// A row of kBytes-byte elements from model order to the order of spread<N> (kernels/codec/channel_order.h), in runs of N / 4.
 template <int kBytes>
 static void to_stored_order(int spread, int d, const std::uint8_t* from, std::uint8_t* to) {

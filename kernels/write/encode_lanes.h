@@ -56,6 +56,7 @@ struct FloatCodes {
 static void find_codes(Run* run) {
   const FakeQuantJob& job = *run->job;
   const float qmax = static_cast<float>((1 << job.bits) - 1), m = static_cast<float>((1 << (job.bits - 1)) - 1);
+  if (is_llamacpp_block(job.scheme.format)) return llamacpp_blocks<BlockCodes>(run);
   switch (job.scheme.format) {
     case Format::kBf16: case Format::kFp16: return exact16(run);
     case Format::kLm4: case Format::kLm3: case Format::kLm2:
@@ -75,7 +76,7 @@ static void find_codes(Run* run) {
 /// Parameters of the run to the block. pairs: [D] words of scratch.
 static void store_params(const Run& run, const PageCodec& c, int slot, std::uint8_t* block, std::uint8_t* pairs) {
   const bool by_channel = c.granularity == Granularity::kChannel, has_lo = is_int(c.format) || is_nuq(c.format);
-  if (run.grids.lo || is_exact(c.format)) return;
+  if (run.grids.lo || is_exact(c.format) || is_llamacpp_block(c.format)) return;
   const int per_row = by_channel ? run.d : run.d / c.group, n = by_channel ? run.d : per_row * run.n, width = has_lo ? 4 : 2;
   std::uint8_t* const target = block + c.params + static_cast<std::int64_t>(by_channel ? slot / c.group : slot) * per_row * width;
   std::uint8_t* const out = by_channel && c.spread != 0 ? pairs : target;
@@ -99,6 +100,18 @@ static void store_exact_rows(const Run& run, const PageCodec& c, int slot, std::
       store_halves(out + 2 * i, c.format == Format::kBf16 ? bits_as<IntOf<V>>(v) >> 16 : f16_bits<V>(v));
     });
     if (c.spread != 0) to_stored_order<2>(c.spread, run.d, halves, target);
+  }
+}
+
+/// Rows of llama.cpp's blocks to the block of a page. codes: [32] of scratch.
+static void store_llamacpp_rows(const Run& run, const PageCodec& c, int slot, std::uint8_t* block, std::uint8_t* codes) {
+  const bool has_lo = c.format == Format::kQ4_1 || c.format == Format::kQ5_1;
+  std::uint8_t* out = block + slot * c.row_bytes;
+  for (int b = 0; b < run.n * run.d / 32; ++b) {  // rows lie one behind the other
+    for_lanes(32, [&](auto tag, int i) { store_bytes(codes + i, load<decltype(tag)>(run.rows + 32 * b + i)); });
+    store_halves(out, f16_bits<float>(run.scale[b])), out += 2;
+    if (has_lo) store_halves(out, f16_bits<float>(run.lo[b])), out += 2;
+    out = pack_llamacpp_codes(c.bits, codes, out);
   }
 }
 
@@ -129,6 +142,7 @@ static void encode_rows(const FakeQuantJob& job, const StaticGrids& grids, const
   find_codes(&run);
   store_params(run, c, slot, block, bytes);
   if (is_exact(c.format)) store_exact_rows(run, c, slot, block, bytes);
+  else if (is_llamacpp_block(c.format)) store_llamacpp_rows(run, c, slot, block, bytes);
   else store_code_rows(run, c, slot, block, bytes);
   if (job.scheme.outlier_per_mille > 0) store_outlier_entries(c, slot, n, picks, rests, run.n_picks, block, counters);
   counters->non_finite += run.counts.non_finite.total();

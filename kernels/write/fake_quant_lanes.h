@@ -57,14 +57,9 @@ static void from_frame(Run* run, int head, float* row, float* out) {
 static void round_trip(Run* run) {
   const Scheme& s = run->job->scheme;
   const float qmax = static_cast<float>((1 << run->job->bits) - 1);
+  if (is_llamacpp_block(s.format)) return llamacpp_blocks<BlockValues>(run);
   switch (s.format) {
     case Format::kBf16: case Format::kFp16: return exact16(run);
-    case Format::kQ8_0: return q8_0_blocks(run);
-    case Format::kQ4_0: return signed_blocks(run, 8.0f);
-    case Format::kQ5_0: return signed_blocks(run, 16.0f);
-    case Format::kQ4_1: return offset_blocks(run, 15.0f);
-    case Format::kQ5_1: return offset_blocks(run, 31.0f);
-    case Format::kIq4Nl: return iq4_nl_blocks(run);
     case Format::kNvfp4: case Format::kMxfp4: return fp4_blocks(run);
     case Format::kLm4: case Format::kLm3: case Format::kLm2: return norm_codebook(run);
     case Format::kNuq4: case Format::kNuq3: case Format::kNuq2: return affine_or_static(run, 2.0f, CodebookGrid{&run->job->codebook});

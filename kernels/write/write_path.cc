@@ -7,7 +7,7 @@ namespace kvrt {
 bool has_vector_encoder(const FakeQuantJob& job) {
   const Format f = job.scheme.format;
   // Entries of a plan's codebook may be equal, and then an entry does not tell its code.
-  return !is_llamacpp_block(f) && !is_fp4(f) && !(is_nuq(f) && job.ef_u);
+  return !is_fp4(f) && !(is_nuq(f) && job.ef_u);
 }
 
 std::vector<WritePath> write_paths() {

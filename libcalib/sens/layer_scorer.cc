@@ -1,6 +1,7 @@
 #include "libcalib/sens/layer_scorer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -87,6 +88,7 @@ void LayerScorer::add_fisher(const at::Tensor& error, const FrameGradients& g, s
   double squares = 0;
   for (const double along : sum.direction) squares += along * along;
   rows->direction.push_back(static_cast<float>(0.5 * squares / static_cast<double>(sum.direction.size())));
+  rows->n_squares += static_cast<std::int64_t>(sum.direction.size());
 }
 
 void LayerScorer::score_keys(const DocumentAttention& x, const AttentionGradients* gradients, const AttentionProbe* probe) {
@@ -239,9 +241,14 @@ void LayerScorer::finish_unit(const UnitState& unit, std::size_t unit_idx, const
     if (settings_.fisher) {
       const Spread vec = summarise(token_rows_, rows.vec, resampling.tokens, result->n_buckets);
       store_spread(vec, unit_idx, scheme, w, "fisher_vec", result);
-      if (settings_.fisher_softmax) store_spread(scaled(vec, softmax_gain(rows)), unit_idx, scheme, w, "fisher_softmax", result);
       store(token_rows_, rows.diagonal, resampling.tokens, "fisher");
       Spread direction = summarise(document_rows_, rows.direction, resampling.documents, result->n_buckets);
+      if (settings_.fisher_softmax) {
+        const double together = coherence(vec.mean, direction.mean, rows.n_squares);
+        Spread score = scaled(vec, softmax_gain(rows) * together);
+        if (together > 1) score.se = std::hypot(score.se, score.mean * direction.se / direction.mean);
+        store_spread(score, unit_idx, scheme, w, "fisher_softmax", result);
+      }
       std::fill(direction.by_bucket.begin(), direction.by_bucket.end(), std::numeric_limits<double>::quiet_NaN());  // of no position
       store_spread(direction, unit_idx, scheme, w, "fisher_dir", result);
     }

@@ -54,6 +54,7 @@ class LayerScorer {
   struct Rows {
     std::vector<float> vec, diagonal, kl, out;
     std::vector<float> direction;  ///< a row a document
+    std::int64_t n_squares = 0;    ///< in all of them
     std::vector<ProbabilityChange> change;  ///< keys only
   };
   struct UnitState {

@@ -203,6 +203,12 @@ double linear_change_norm2(const float* p, const float* delta, std::int64_t n) {
 
 double row_norm2(const float* x, std::int64_t n) { return plain_norm2(x, n); }
 
+double coherence(double by_token, double together, std::int64_t n_squares) {
+  if (!(by_token > 0)) return 1.0;
+  const double ratio = together / by_token;
+  return ratio > 1 + 3 * std::sqrt(2.0 / static_cast<double>(n_squares)) ? ratio : 1.0;
+}
+
 double first_order_output_error(std::span<const double> p, std::span<const double> v, std::span<const double> o, double q_norm2,
                                 double tau, double var_k, double var_v) {
   const std::size_t d = o.size();

@@ -31,6 +31,10 @@ double linear_change_norm2(const float* p, const float* delta, std::int64_t n);
 /// sum x^2 of one fp32 row.
 double row_norm2(const float* x, std::int64_t n);
 
+/// What errors that move together cost, over what they would cost one by one: together / by_token where that lies three standard errors
+/// above 1, else 1. by_token: mean of fisher_vec; together: mean of fisher_dir over n_squares squares, each with the variance of chi^2_1.
+double coherence(double by_token, double together, std::int64_t n_squares);
+
 /// First-order prediction of E||delta o||^2 for one row with independent errors of per-coordinate variance var_k, var_v
 /// (METHODS.md 2.4): tau^2 |q|^2 var_k * sum p^2 |v - o|^2 + d var_v sum p^2. v: [n, d] dense.
 double first_order_output_error(std::span<const double> p, std::span<const double> v, std::span<const double> o, double q_norm2,

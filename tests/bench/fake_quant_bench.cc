@@ -47,7 +47,8 @@ const int kRegistered = [] {
                              "int3.channel.g64.pre", "int8.channel.g64.pre", "int4.token.g32.had", "int4.token.g64.center.had",
                              "fp8e4m3.head", "fp8e4m3.token.g", "q8_0", "q4_0", "q4_0.had", "iq4_nl", "int8.channel.static.pre", "int4.token.g.smooth",
                              "lm4.token.g", "lm4.token.g.had", "lm3.token.g.had", "lm2.token.g", "nuq4.token.g", "nuq3.token.g", "nuq2.channel.static.pre",
-                             "nvfp4", "mxfp4", "int4.token.g.ef", "int4.channel.g64.pre.ef", "lm4.token.g.ef"}) {
+                             "nvfp4", "mxfp4", "int4.token.g.ef", "int4.channel.g64.pre.ef", "lm4.token.g.ef", "int4.token.g.out1",
+                             "int4.channel.g64.pre.out1", "nuq4.channel.static.pre.out1"}) {
     for (const int head_dim : {64, 128, 80}) {
       kvrt::Scheme s;
       std::string error;

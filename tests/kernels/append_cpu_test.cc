@@ -1,5 +1,6 @@
 // The cpu backend's append writes the bytes of the reference, whatever the path, the scheme and the sizes of the calls.
 
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 
@@ -11,13 +12,14 @@
 namespace kvrt::testing {
 namespace {
 
-/// Rows that reach every branch of the encoders: ordinary, one-sided, tiny, huge, constant, zeros, ties, values that are not finite.
+/// Rows that reach every branch of the encoders: ordinary, one-sided, tiny, huge, constant, zeros of one and of both signs, ties,
+/// values that are not finite.
 std::vector<float> mixed_rows(std::uint64_t seed, std::int64_t tokens, std::int64_t row, bool finite) {
   calib::Rng rng(seed);
   std::vector<float> x(static_cast<std::size_t>(tokens * row));
   for (std::size_t i = 0; i < x.size(); ++i) {
     float v = static_cast<float>(rng.normal());
-    switch (static_cast<std::int64_t>(i) / row % 13) {
+    switch (static_cast<std::int64_t>(i) / row % 15) {
       case 2: v = 600 + 0.01f * v; break;
       case 3: v *= 1e-6f; break;
       case 4: v *= 1e-40f; break;
@@ -29,6 +31,8 @@ std::vector<float> mixed_rows(std::uint64_t seed, std::int64_t tokens, std::int6
       case 10: if (!finite && rng.below(9) == 0) v = rng.below(2) ? std::numeric_limits<float>::infinity() : NAN; break;
       case 11: if (!finite) v *= 3e38f; break;
       case 12: v *= 5e-5f; break;
+      case 13: v = v > 1 ? v : std::copysign(0.0f, v); break;
+      case 14: v = std::copysign(0.0f, v); break;
       default: break;
     }
     x[i] = v;
@@ -112,7 +116,8 @@ TEST_P(AppendCpu, BytesOfTheReference) {
 INSTANTIATE_TEST_SUITE_P(Schemes, AppendCpu, ::testing::ValuesIn(kKeySchemes), [](const auto& info) { return test_name(info.param); });
 
 TEST(AppendCpu, ValuesAndPagesOfEverySize) {
-  for (const char* v : {"int4.token.g32", "int3.token.g64.had", "int2.channel.g32", "lm3.token.g.had", "nuq4.token.g", "fp8e4m3.head", "q4_0", "bf16"}) {
+  for (const char* v : {"int4.token.g32", "int3.token.g64.had", "int2.channel.g32", "lm3.token.g.had", "nuq4.token.g", "fp8e4m3.head", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",
+                        "bf16"}) {
     for (const int page_tokens : {32, 64, 128}) {
       CacheShape shape;
       shape.v = v, shape.k = "int4.channel.g64", shape.page_tokens = page_tokens;

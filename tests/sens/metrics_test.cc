@@ -115,6 +115,15 @@ TEST(ProbabilityChange, GainIsOneForSmallScoresAndBelowWhereTheRowSaturates) {
   EXPECT_LT(softmax_gain({0.5f, 0.5f}, {20, -20}), 0.01);
 }
 
+// 16 squares: three standard errors are 3 sqrt(2 / 16) = 1.06.
+TEST(Coherence, IsTheRatioWhereChanceDoesNotExplainIt) {
+  EXPECT_EQ(coherence(2, 4.1, 16), 1.0);
+  EXPECT_DOUBLE_EQ(coherence(2, 4.2, 16), 2.1);
+  EXPECT_EQ(coherence(2, 4.2, 8), 1.0);
+  EXPECT_EQ(coherence(2, 0.1, 1000), 1.0);  // fewer squares than tokens: below is noise, and the score stays on the safe side
+  EXPECT_EQ(coherence(0, 0, 16), 1.0);
+}
+
 // Uniform row: p^ = p e^d / mean(e^d), so sum (p^ - p)^2 = (e^(s^2) - 1) / n and the linear part is s^2 / n.
 TEST(ProbabilityChange, GainOfAUniformRowIsTheLogNormalVariance) {
   const std::size_t n = 1 << 18;

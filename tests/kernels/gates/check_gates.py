@@ -19,6 +19,7 @@ import sys
 import tempfile
 
 TARGETS = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
+COUNTED = "sm_90"
 SOURCES = ["kernels/read/combine_cuda.cu", "kernels/read/stream_cuda.cu"]
 # Translation units of instances.txt (instances.cmake) that every run compiles: a family of each kind of code, both head_dims, both passes.
 CHECKED = ["fused_b16_b16_128_1", "fused_e8_e8_64_1", "fused_i8_i4_128_1", "fused_i4_i4_64_1", "fused_i4_i4_128_1", "fused_i3_i3_64_1", "fused_c4_c4_64_1",
@@ -64,9 +65,10 @@ def demangle(names: list[str]) -> dict[str, str]:
 
 def ptx_targets(source: str, targets: list[str]) -> dict[str, list[str]]:
     """PTX target -> what is assembled from it, as kernels/CMakeLists.txt does."""
-    if "_e8_" not in pathlib.Path(source).stem:
-        return {"compute_80": targets}
-    return {"compute_80": ["sm_80"], "compute_89": [t for t in targets if t != "sm_80"]}
+    parts = {"compute_80": ["sm_80", "sm_90"], "compute_100": ["sm_100", "sm_120"]}
+    if "_e8_" in pathlib.Path(source).stem:
+        parts = {"compute_80": ["sm_80"], "compute_89": ["sm_89", "sm_90"], "compute_100": ["sm_100", "sm_120"]}
+    return {ptx: known for ptx, assembled in parts.items() if (known := [t for t in assembled if t in targets])}
 
 
 def run(command: list[str], what: str) -> str:
@@ -109,13 +111,15 @@ def count_opcodes(ptx: pathlib.Path) -> dict:
 
 
 def measure(nvcc: str, root: pathlib.Path, source: str, targets: list[str], folder: str) -> dict:
-    """Of one translation unit, as of_unit(). Opcodes are those of the last PTX."""
-    compiled = {}
+    """Of one translation unit, as of_unit(). Opcodes are those of the PTX for COUNTED."""
+    compiled, counted = {}, {}
     for virtual, assembled in ptx_targets(source, targets).items():
         ptx = pathlib.Path(folder) / f"{pathlib.Path(source).stem}.{virtual}.ptx"
         run([nvcc, *flags_of(source), f"-arch={virtual}", f"-I{root}", "-ptx", str(root / source), "-o", str(ptx)], source)
+        if COUNTED in assembled:
+            counted = count_opcodes(ptx)
         compiled |= {target: assemble(str(pathlib.Path(nvcc).parent / "ptxas"), ptx, target) for target in assembled}
-    return of_unit(compiled, count_opcodes(ptx))
+    return of_unit(compiled, counted)
 
 
 def of_unit(compiled: dict, counted: dict) -> dict:
