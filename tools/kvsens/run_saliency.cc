@@ -17,8 +17,9 @@
 namespace calib::tools {
 namespace {
 
-/// Bare forward passes that a run takes, measured on SmolLM2-135M with two fractions (scripts/bench/RESULTS.md).
-constexpr double kPasses = 8;
+/// Bare forward passes that a run takes at most: 1.6 measured on SmolLM2-135M at 2,048 tokens (scripts/bench/RESULTS.md); placing by block
+/// grows with the square of the length.
+constexpr double kPasses = 3;
 
 double mean_of(const std::vector<double>& x) {
   double sum = 0;
