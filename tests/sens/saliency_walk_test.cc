@@ -202,6 +202,33 @@ TEST(SaliencyWalk, TheLastLayerLendsItsOwnRanking) {
   }
 }
 
+// Layers whose rows see fewer keys than stay exact never read a coded token: no loss, and no reason for a tier.
+TEST(SaliencyWalk, ASlidingWindowInsideTheExactOneLeavesNothingToCatch) {
+  OpenModel m(test::make_tiny_model("m-gemma3"));
+  SaliencyOptions options = options_of();
+  options.window = 128;
+  const SaliencyResult r = measure(m.model, random_documents(2, 400, 256), options);
+  int n_sliding = 0;
+  for (std::size_t l = 0; l < r.layers.size(); ++l) {
+    const std::int64_t seen = m.model.identity().layers[l].sliding_window;
+    const sens::SaliencyLayer& layer = r.fractions[0].scores[1].layers[l];
+    if (seen > 0) {
+      ASSERT_LE(seen, options.window);
+      ++n_sliding;
+      EXPECT_EQ(layer.rates.hit.mean, 1.0);
+      EXPECT_EQ(layer.rates.catchable, 0.0);
+      EXPECT_EQ(*layer.e_out, 0.0) << "every row reads exact tokens alone";
+      ASSERT_FALSE(layer.abstain.empty());
+      EXPECT_NE(layer.abstain[0].find("nothing to catch"), std::string::npos);
+    } else {
+      EXPECT_GT(layer.rates.catchable, 0.0);
+      EXPECT_GT(*layer.e_out, 0.0);
+    }
+  }
+  EXPECT_GT(n_sliding, 0);
+  EXPECT_LT(n_sliding, static_cast<int>(r.layers.size()));
+}
+
 TEST(SaliencyWalk, KeysBeforeRopeAreTurnedBackToTheirPositions) {
   OpenModel m(test::make_tiny_model("m-llama"));
   const std::vector<text::Document> documents = random_documents(1, 400, 256);
