@@ -14,6 +14,8 @@ using io::JsonValue;
 using nlohmann::ordered_json;
 using sens::EvalBucket;
 using sens::EvalContender;
+using sens::EvalGeneration;
+using sens::EvalReplies;
 using sens::EvalResult;
 using sens::KldBlock;
 using sens::MeanSe;
@@ -58,6 +60,31 @@ KldBlock block_from_json(const JsonValue& value) {
   return out;
 }
 
+ordered_json replies_to_json(const EvalReplies& r) {
+  return {{"rep_4", mean_to_json(r.rep_4)}, {"repeated_suffix", mean_to_json(r.repeated_suffix)}, {"hit_cap", r.hit_cap}, {"document_rep_4", r.document_rep_4}};
+}
+
+std::vector<double> numbers(const JsonValue& value) {
+  std::vector<double> out;
+  for (std::size_t i = 0; i < value.size(); ++i) out.push_back(value.element(i).number());
+  return out;
+}
+
+EvalReplies replies_from_json(const JsonValue& value) {
+  return {mean_from_json(value.at("rep_4")), mean_from_json(value.at("repeated_suffix")), value.at("hit_cap").number(), numbers(value.at("document_rep_4"))};
+}
+
+ordered_json generation_to_json(const EvalGeneration& g) {
+  return {{"replies", replies_to_json(g.replies)}, {"agreeing_prefix", mean_to_json(g.agreeing_prefix)}, {"row_kld", mean_to_json(g.row_kld)},
+          {"document_row_kld", g.document_row_kld}, {"n_catastrophic", g.n_catastrophic}, {"catastrophic_95", {g.catastrophic_low, g.catastrophic_high}}};
+}
+
+EvalGeneration generation_from_json(const JsonValue& value) {
+  const JsonValue interval = value.at("catastrophic_95");
+  return {replies_from_json(value.at("replies")), mean_from_json(value.at("agreeing_prefix")), mean_from_json(value.at("row_kld")),
+          numbers(value.at("document_row_kld")), value.at("n_catastrophic").integer(), interval.element(0).number(), interval.element(1).number()};
+}
+
 ordered_json contender_to_json(const EvalContender& contender) {
   ordered_json out = {{"name", contender.name}, {"kind", contender.kind}, {"k", contender.k}, {"v", contender.v},
                       {"description", contender.description}, {"plan_sha256", contender.plan_sha256},
@@ -66,6 +93,9 @@ ordered_json contender_to_json(const EvalContender& contender) {
   if (contender.effective_bits_8192) out["effective_bits_8192"] = *contender.effective_bits_8192;
   out["indistinguishable"] = contender.indistinguishable;
   if (contender.length_limit) out["length_limit"] = *contender.length_limit;
+  if (contender.kld_slope) out["kld_slope"] = mean_to_json(*contender.kld_slope);
+  if (!contender.flags.empty()) out["flags"] = contender.flags;
+  if (contender.generation) out["generation"] = generation_to_json(*contender.generation);
   out["total"] = block_to_json(contender.total);
   if (!contender.document_kld.empty()) out["document_kld"] = contender.document_kld;
   out["buckets"] = ordered_json::array();
@@ -89,11 +119,11 @@ EvalContender contender_from_json(const JsonValue& value) {
   if (value.has("effective_bits_8192")) out.effective_bits_8192 = value.at("effective_bits_8192").number();
   out.indistinguishable = value.at("indistinguishable").boolean();
   if (value.has("length_limit")) out.length_limit = value.at("length_limit").integer();
+  if (value.has("kld_slope")) out.kld_slope = mean_from_json(value.at("kld_slope"));
+  if (value.has("flags")) out.flags = value.at("flags").strings();
+  if (value.has("generation")) out.generation = generation_from_json(value.at("generation"));
   out.total = block_from_json(value.at("total"));
-  if (value.has("document_kld")) {
-    const JsonValue klds = value.at("document_kld");
-    for (std::size_t i = 0; i < klds.size(); ++i) out.document_kld.push_back(klds.element(i).number());
-  }
+  if (value.has("document_kld")) out.document_kld = numbers(value.at("document_kld"));
   const JsonValue buckets = value.at("buckets");
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     const JsonValue from = buckets.element(i);
@@ -116,6 +146,12 @@ std::string eval_to_json(const EvalResult& result) {
   out["same_text_as_calibration"] = result.same_text_as_calibration;
   out["noise_floor"] = block_to_json(result.noise_floor);
   if (result.negative_control) out["negative_control"] = contender_to_json(*result.negative_control);
+  if (result.generation) {
+    const sens::GenerationSettings& g = *result.generation;
+    out["generation"] = {{"n_documents", g.n_documents}, {"depth", g.depth}, {"n_tokens", g.n_tokens}};
+    if (g.end_token) out["generation"]["end_token"] = *g.end_token;
+  }
+  if (result.reference_replies) out["reference_replies"] = replies_to_json(*result.reference_replies);
   out["contenders"] = ordered_json::array();
   for (const EvalContender& contender : result.contenders) out["contenders"].push_back(contender_to_json(contender));
   out["warnings"] = result.warnings;
@@ -149,6 +185,12 @@ EvalResult read_eval_file(const std::string& path) {
   out.same_text_as_calibration = root.at("same_text_as_calibration").boolean();
   out.noise_floor = block_from_json(root.at("noise_floor"));
   if (root.has("negative_control")) out.negative_control = contender_from_json(root.at("negative_control"));
+  if (root.has("generation")) {
+    const JsonValue g = root.at("generation");
+    out.generation = {g.at("n_documents").integer(), g.at("depth").integer(), g.at("n_tokens").integer(), std::nullopt};
+    if (g.has("end_token")) out.generation->end_token = static_cast<std::int32_t>(g.at("end_token").integer());
+  }
+  if (root.has("reference_replies")) out.reference_replies = replies_from_json(root.at("reference_replies"));
   const JsonValue contenders = root.at("contenders");
   for (std::size_t i = 0; i < contenders.size(); ++i) out.contenders.push_back(contender_from_json(contenders.element(i)));
   out.warnings = root.at("warnings").strings();

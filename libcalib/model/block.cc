@@ -42,8 +42,8 @@ class DecoderBlock final : public Block {
     return out;
   }
 
-  at::Tensor rotate(const at::Tensor& x) const override { return turn(x, false); }
-  at::Tensor unrotate(const at::Tensor& x) const override { return turn(x, true); }
+  at::Tensor rotate_from(std::int64_t first, const at::Tensor& x) const override { return turn(x, first, false); }
+  at::Tensor unrotate(const at::Tensor& x) const override { return turn(x, 0, true); }
 
   at::Tensor attend(const at::Tensor& q_post, const at::Tensor& k_post, const at::Tensor& v) const override {
     const std::int64_t n = q_post.size(0), width = q_post.size(1) * q_post.size(2);
@@ -114,10 +114,11 @@ class DecoderBlock final : public Block {
   struct TorchTable {
     at::Tensor cos, sin;  // [n, 1, pairs] fp32 on the device
   };
-  TorchTable table(std::int64_t n, const at::Tensor& like) const {
+  /// Rows [first, end).
+  TorchTable table(std::int64_t first, std::int64_t end, const at::Tensor& like) const {
     const std::lock_guard lock(table_mutex_);
-    if (!table_.cos.defined() || table_.cos.size(0) < n) {
-      const std::shared_ptr<const RopeTable> source = rope_->table(n);
+    if (!table_.cos.defined() || table_.cos.size(0) < end) {
+      const std::shared_ptr<const RopeTable> source = rope_->table(end);
       const auto to_device = [&](const std::vector<float>& values) {
         return at::from_blob(const_cast<float*>(values.data()), {source->n_positions, 1, source->n_pairs}, at::kFloat)
             .clone()
@@ -125,13 +126,13 @@ class DecoderBlock final : public Block {
       };
       table_ = {to_device(source->cos), to_device(source->sin)};
     }
-    return {table_.cos.slice(0, 0, n), table_.sin.slice(0, 0, n)};
+    return {table_.cos.slice(0, first, end), table_.sin.slice(0, first, end)};
   }
 
-  at::Tensor turn(const at::Tensor& x, bool inverse) const {
+  at::Tensor turn(const at::Tensor& x, std::int64_t first, bool inverse) const {
     if (geometry_.rope_style == RopeStyle::kNone || geometry_.rotary_dim == 0) return x;
     const std::int64_t pairs = geometry_.rotary_dim / 2;
-    const TorchTable t = table(x.size(0), x);
+    const TorchTable t = table(first, first + x.size(0), x);
     const at::Tensor wide = x.to(at::kFloat);
     const at::Tensor sin = inverse ? at::neg(t.sin) : t.sin;
     const at::Tensor a = wide.slice(2, 0, pairs), b = wide.slice(2, pairs, 2 * pairs);

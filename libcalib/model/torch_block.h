@@ -30,8 +30,9 @@ class Block {
   virtual const LayerGeometry& geometry() const = 0;
   /// Input norm + projections. x: [T, C].
   virtual Projected project(const at::Tensor& x) const = 0;
-  /// R_t x for positions 0..T-1 (fp32 tables computed in double); x: [T, heads, D]. unrotate applies R_t^T.
-  virtual at::Tensor rotate(const at::Tensor& x) const = 0;
+  /// R_t x for positions first..first+T-1 (fp32 tables computed in double); x: [T, heads, D]. unrotate applies R_t^T from position 0 on.
+  virtual at::Tensor rotate_from(std::int64_t first, const at::Tensor& x) const = 0;
+  at::Tensor rotate(const at::Tensor& x) const { return rotate_from(0, x); }
   virtual at::Tensor unrotate(const at::Tensor& x) const = 0;
   /// Fused causal attention (sliding window included). q: [T, Q, D], k, v: [T, H, D] -> [T, Q*D].
   virtual at::Tensor attend(const at::Tensor& q_post, const at::Tensor& k_post, const at::Tensor& v) const = 0;

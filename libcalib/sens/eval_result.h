@@ -33,6 +33,24 @@ struct KldBlock {
 };
 inline constexpr std::array<double, 9> kKldPercentiles = {0.999, 0.99, 0.95, 0.90, 0.50, 0.10, 0.05, 0.01, 0.001};
 
+/// Greedy continuations of the documents' first tokens by one run. Means are over documents.
+struct EvalReplies {
+  MeanSe rep_4;            ///< 1 - unique / total 4-grams of a reply
+  MeanSe repeated_suffix;  ///< tokens of a reply's longest suffix that occurs in it before
+  double hit_cap = 0;      ///< share of replies that had not ended by themselves at the cap
+  std::vector<double> document_rep_4;
+};
+
+/// A contender's replies against the reference's to the same prompts.
+struct EvalGeneration {
+  EvalReplies replies;
+  MeanSe agreeing_prefix;  ///< tokens up to the first difference over the length of the reference's reply
+  MeanSe row_kld;          ///< nats, mean over the rows of the contender's own reply, which the reference reads too
+  std::vector<double> document_row_kld;
+  std::int64_t n_catastrophic = 0;                       ///< replies with rep-4 > reference + 0.2 or row-mean KLD > 1
+  double catastrophic_low = 0, catastrophic_high = 0;    ///< Wilson 95 % interval of their share
+};
+
 /// The same over the rows of one position bucket.
 struct EvalBucket {
   std::int64_t first_position = 0, end_position = 0;  ///< [first, end)
@@ -55,6 +73,9 @@ struct EvalContender {
   std::vector<EvalBucket> buckets;
   bool indistinguishable = false;  ///< mean KLD below 3 x the noise floor
   std::optional<std::int64_t> length_limit;  ///< position from which the perplexity ratio is above 1.10, by bucket; see kld_block.h
+  std::optional<MeanSe> kld_slope;           ///< of ln KLD against ln position; see kld_block.h
+  std::vector<std::string> flags;            ///< of length_flags(); empty where indistinguishable
+  std::optional<EvalGeneration> generation;
 };
 
 struct EvalSettings {
@@ -62,6 +83,12 @@ struct EvalSettings {
   bool second_half = false;           ///< only rows of the second half of each document are scored
   std::string prefill = "quantised";  ///< rows read quantised K and V of earlier tokens, or "exact"
   std::string backend = "fake";       ///< "fake" (decode(encode(x)) in place) or "kvrt"
+};
+
+/// Greedy replies, where they were asked for.
+struct GenerationSettings {
+  std::int64_t n_documents = 0, depth = 0, n_tokens = 0;  ///< prompts, their length, and the cap on a reply, in tokens
+  std::optional<std::int32_t> end_token;                  ///< ends a reply and is its last token; none: every reply hits the cap
 };
 
 struct EvalResult {
@@ -74,6 +101,8 @@ struct EvalResult {
   KldBlock noise_floor;               ///< reference against itself with another query-tile size
   std::optional<EvalContender> negative_control;  ///< int2.token.g on all K, sinks 0, window 2
   std::vector<EvalContender> contenders;
+  std::optional<GenerationSettings> generation;
+  std::optional<EvalReplies> reference_replies;
   std::vector<std::string> warnings;
 };
 

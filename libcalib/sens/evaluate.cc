@@ -101,6 +101,7 @@ EvalContender measured(const EvalContender& header, const std::vector<KldRow>& r
   out.total = summarise_kld(rows);
   out.document_kld = document_klds(rows);
   out.buckets = summarise_buckets(rows);
+  out.kld_slope = kld_slope(rows);
   return out;
 }
 
@@ -159,6 +160,7 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
     EvalContender e = measured(contenders[c].header, rows[c + kFirstContender - 1]);
     e.length_limit = length_limit(e.buckets);
     e.indistinguishable = e.total.kld.mean < kIndistinguishable * floor;
+    if (!e.indistinguishable) e.flags = length_flags(e.kld_slope, e.buckets);
     if (e.total.kld.mean > negative)
       warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));
     result->contenders.push_back(std::move(e));

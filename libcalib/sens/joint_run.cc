@@ -18,8 +18,6 @@ std::vector<std::int64_t> first_rows(const std::vector<text::Document>& document
   return rows;
 }
 
-at::Tensor on_cpu(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
-
 // Coded and exact forms of one side in the scheme's frame; rows below n_sinks of the coded form are the exact ones.
 void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& layer, const kvrt::Tiers& tiers, const at::Tensor& x,
                  at::Tensor* coded, at::Tensor* exact, ThreadPool& pool) {
@@ -34,6 +32,8 @@ void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& laye
 }
 
 }  // namespace
+
+at::Tensor on_cpu(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
 
 DocumentStates::DocumentStates(const std::vector<text::Document>& documents, std::int64_t n_slots, std::int64_t hidden_size,
                                at::TensorOptions options, std::int64_t memory_limit_bytes)

@@ -18,6 +18,9 @@ namespace calib::sens {
 /// Query rows of one attention tile; a reference and what is compared with it use the same, so that only the change remains.
 inline constexpr std::int64_t kQueryTile = 128;
 
+/// Dense fp32 on the CPU.
+at::Tensor on_cpu(const at::Tensor& x);
+
 /// [slot, document] -> [T, C] in the compute dtype; a slot is a layer of a walk, a contender or a label draw.
 class DocumentStates {
  public:

@@ -1,6 +1,7 @@
 #include "libcalib/sens/kld_block.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "libcalib/base/error.h"
@@ -11,6 +12,7 @@ namespace calib::sens {
 namespace {
 
 constexpr std::int64_t kBlockRows = 256;
+constexpr double kOf95Percent = 1.96;
 
 // sum p (a - b) in double; lanes are added in a fixed order.
 CALIB_WIDE_CLONES double weighted_difference(const float* __restrict p, const float* __restrict a, const float* __restrict b, std::int64_t n) {
@@ -86,7 +88,44 @@ Clusters clusters_of(std::span<const KldRow> rows) {
   return c;
 }
 
+/// Rows, their KLD and their ln(t + 1) summed in one position bucket.
+struct BucketSums {
+  double rows = 0, kld = 0, log_position = 0;
+};
+using BucketTable = std::vector<BucketSums>;
+
+// Slope of ln(mean KLD) over the buckets of `all` less those of `left_out`.
+std::optional<double> slope_without(const BucketTable& all, const BucketTable& left_out) {
+  double weight = 0, x_mean = 0, y_mean = 0;
+  std::vector<std::array<double, 3>> points;  // rows, ln position, ln KLD
+  for (std::size_t b = 0; b < all.size(); ++b) {
+    BucketSums s = all[b];
+    if (b < left_out.size()) s.rows -= left_out[b].rows, s.kld -= left_out[b].kld, s.log_position -= left_out[b].log_position;
+    if (s.rows < 0.5 || !(s.kld > 0)) continue;
+    points.push_back({s.rows, s.log_position / s.rows, std::log(s.kld / s.rows)});
+    weight += s.rows, x_mean += s.log_position, y_mean += s.rows * points.back()[2];
+  }
+  if (points.size() < 2) return std::nullopt;
+  x_mean /= weight, y_mean /= weight;
+  double xx = 0, xy = 0;
+  for (const auto& [w, x, y] : points) xx += w * (x - x_mean) * (x - x_mean), xy += w * (x - x_mean) * (y - y_mean);
+  return xy / xx;
+}
+
 MeanSe exponential(const MeanSe& m) { return {std::exp(m.mean), std::exp(m.mean) * m.se}; }
+
+std::string flag_text(const EvalContender& c, const std::string& flag) {
+  if (flag == "kld_slope")
+    return fmt::format("{}: its loss grows with position, slope of ln KLD against ln position {:.2f} ± {:.2f}, above {:g}", c.name, c.kld_slope->mean,
+                       c.kld_slope->se, kSteepSlope);
+  const auto further = [](const EvalBucket& a, const EvalBucket& b) { return std::abs(a.entropy_shift.mean) < std::abs(b.entropy_shift.mean); };
+  const EvalBucket& worst = *std::max_element(c.buckets.begin(), c.buckets.end(), further);
+  const std::string shift = fmt::format("{:+.3g} ± {:.2g} nats at positions {} to {}", worst.entropy_shift.mean, worst.entropy_shift.se, worst.first_position,
+                                        worst.end_position - 1);
+  if (flag == "entropy_shift")
+    return fmt::format("{}: the entropy of its next-token distributions is shifted by {}, beyond {:g}", c.name, shift, kEntropyShiftMax);
+  return fmt::format("{}: the entropy of its next-token distributions drifts further from one position bucket to the next, {}", c.name, shift);
+}
 
 }  // namespace
 
@@ -163,8 +202,57 @@ std::vector<EvalBucket> summarise_buckets(std::span<const KldRow> rows) {
   return out;
 }
 
+std::optional<MeanSe> kld_slope(std::span<const KldRow> rows) {
+  std::vector<BucketTable> documents;
+  BucketTable all;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i == 0 || rows[i].document != rows[i - 1].document) documents.emplace_back();
+    const auto b = static_cast<std::size_t>(position_bucket(rows[i].position));
+    for (BucketTable* table : {&documents.back(), &all}) {
+      if (table->size() <= b) table->resize(b + 1);
+      (*table)[b].rows += 1;
+      (*table)[b].kld += rows[i].kld;
+      (*table)[b].log_position += std::log(static_cast<double>(rows[i].position + 1));
+    }
+  }
+  const std::optional<double> slope = slope_without(all, {});
+  if (!slope) return std::nullopt;
+  std::vector<double> left_out;
+  if (documents.size() > 1)
+    for (const BucketTable& document : documents)
+      if (const std::optional<double> s = slope_without(all, document)) left_out.push_back(*s);
+  double mean = 0, square = 0;
+  const auto n = static_cast<double>(left_out.size());
+  for (const double s : left_out) mean += s / n;
+  for (const double s : left_out) square += (s - mean) * (s - mean);
+  return MeanSe{*slope, left_out.empty() ? 0.0 : std::sqrt((n - 1) / n * square)};
+}
+
+std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::span<const EvalBucket> buckets) {
+  std::vector<std::string> flags;
+  if (slope && slope->mean > kSteepSlope) flags.push_back("kld_slope");
+  if (std::any_of(buckets.begin(), buckets.end(), [](const EvalBucket& b) { return std::abs(b.entropy_shift.mean) > kEntropyShiftMax; }))
+    flags.push_back("entropy_shift");
+  if (buckets.size() >= 3) {
+    const MeanSe &first = buckets.front().entropy_shift, &last = buckets.back().entropy_shift;
+    const double sign = last.mean < 0 ? -1 : 1;
+    bool grows = sign * (last.mean - first.mean) > kOf95Percent * std::hypot(first.se, last.se);
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      const double before = i == 0 ? 0.0 : sign * buckets[i - 1].entropy_shift.mean;
+      grows = grows && sign * buckets[i].entropy_shift.mean > before;
+    }
+    if (grows) flags.push_back("entropy_growth");
+  }
+  return flags;
+}
+
+std::vector<std::string> length_warnings(const EvalContender& contender) {
+  std::vector<std::string> out;
+  for (const std::string& flag : contender.flags) out.push_back(flag_text(contender, flag));
+  return out;
+}
+
 std::optional<std::int64_t> length_limit(std::span<const EvalBucket> buckets, double ratio_max) {
-  constexpr double kOf95Percent = 1.96;
   const auto exceeds = [&](const EvalBucket& b) { return b.block.ppl_ratio.mean > ratio_max && b.block.ppl_ratio.mean - kOf95Percent * b.block.ppl_ratio.se > 1; };
   for (std::size_t i = 0; i < buckets.size(); ++i)
     if (exceeds(buckets[i]) && (i + 1 == buckets.size() || exceeds(buckets[i + 1]))) return buckets[i].first_position;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "libcalib/sens/eval_result.h"
@@ -52,5 +53,19 @@ inline constexpr double kPplRatioMax = 1.10;
 /// First position of the first bucket whose perplexity ratio is above `ratio_max`, and above 1 with 95 % confidence, if the next bucket
 /// says so too or there is none; empty otherwise. Nothing is said about positions past the last bucket. Source: METHODS.md 9 (G45).
 std::optional<std::int64_t> length_limit(std::span<const EvalBucket> buckets, double ratio_max = kPplRatioMax);
+
+inline constexpr double kSteepSlope = 0.5, kEntropyShiftMax = 0.05;
+
+/// Slope of ln(mean KLD) against ln(position) over the position buckets, each weighted by its rows and standing at the geometric mean of
+/// t + 1 over them. SE: jackknife over documents; 0 with a single one. Empty with fewer than two buckets that lose anything.
+/// Source: METHODS.md 9. Requires: rows grouped by document.
+std::optional<MeanSe> kld_slope(std::span<const KldRow> rows);
+
+/// What METHODS.md 9 flags: "kld_slope" (above 0.5), "entropy_shift" (some bucket's is beyond 0.05 nats), "entropy_growth" (at least three
+/// buckets, each shifted further in the same direction than the one before, the last from the first by more than 1.96 standard errors).
+std::vector<std::string> length_flags(const std::optional<MeanSe>& slope, std::span<const EvalBucket> buckets);
+
+/// A sentence for each of a contender's flags.
+std::vector<std::string> length_warnings(const EvalContender& contender);
 
 }  // namespace calib::sens

@@ -68,6 +68,13 @@ struct Pages {
 
 }  // namespace
 
+struct PackedCache::Sequence {
+  std::size_t layer_idx = 0;
+  std::int64_t length = 0;                    ///< tokens held
+  std::int64_t needed[KVRT_SEGMENTS] = {};
+  Pages exact, base;                          ///< sinks and ring; coded tokens
+};
+
 struct PackedCache::Impl {
   Impl(const ModelIdentity& model, const Contender& contender, std::int64_t longest, ThreadPool& pool) : name(contender.header.name), model(model) {
     std::vector<std::array<std::string, 2>> text;  // what the views point at
@@ -129,34 +136,41 @@ struct PackedCache::Impl {
     return pages;
   }
 
-  void attend(std::size_t layer_idx, std::int64_t n_tokens, const float* q_pre, const float* k_pre, const float* v, float* o) {
-    const LayerGeometry& g = model.layers[layer_idx];
+  std::shared_ptr<Sequence> begin(std::size_t layer_idx, std::int64_t capacity) {
+    const std::int32_t layer = model.layers[layer_idx].index;
+    auto s = std::make_shared<Sequence>();
+    s->layer_idx = layer_idx;
     kvrt_error error{};
-    std::int64_t needed[KVRT_SEGMENTS] = {};
-    if (kvrt_pages_needed(context.get(), g.index, n_tokens, needed, &error) != KVRT_OK) refused(name, error);
-    Pages exact = pages_for(g.index, KVRT_SINK, needed[KVRT_SINK] + needed[KVRT_WINDOW]);
-    Pages base = pages_for(g.index, KVRT_BASE, needed[KVRT_BASE]);
+    if (kvrt_pages_needed(context.get(), layer, capacity, s->needed, &error) != KVRT_OK) refused(name, error);
+    s->exact = pages_for(layer, KVRT_SINK, s->needed[KVRT_SINK] + s->needed[KVRT_WINDOW]);
+    s->base = pages_for(layer, KVRT_BASE, s->needed[KVRT_BASE]);
+    return s;
+  }
+
+  void extend(Sequence& s, std::int64_t n_tokens, const float* q_pre, const float* k_pre, const float* v, float* o) {
+    const LayerGeometry& g = model.layers[s.layer_idx];
+    kvrt_error error{};
     kvrt_pools pools{};
     for (const kvrt_side side : {KVRT_K, KVRT_V}) {
-      pools.exact[side] = {exact.bytes[side].data(), 0, static_cast<std::int64_t>(exact.ids.size())};
-      pools.base[side] = {base.bytes[side].data(), 0, static_cast<std::int64_t>(base.ids.size())};
+      pools.exact[side] = {s.exact.bytes[side].data(), 0, static_cast<std::int64_t>(s.exact.ids.size())};
+      pools.base[side] = {s.base.bytes[side].data(), 0, static_cast<std::int64_t>(s.base.ids.size())};
     }
     kvrt_batch batch{};
     std::int64_t length = 0, position = 0;
     const std::int64_t rows[2] = {0, 1};
-    const std::int64_t sink_pages[2] = {0, needed[KVRT_SINK]}, window_pages[2] = {0, needed[KVRT_WINDOW]};
-    const std::int64_t base_pages[2] = {0, needed[KVRT_BASE]};
+    const std::int64_t sink_pages[2] = {0, s.needed[KVRT_SINK]}, window_pages[2] = {0, s.needed[KVRT_WINDOW]};
+    const std::int64_t base_pages[2] = {0, s.needed[KVRT_BASE]};
     batch.n_seqs = 1;
     batch.seq_len = &length;
     batch.row_offsets = rows;
     batch.positions = &position;
-    batch.pages[KVRT_SINK] = {exact.ids.data(), sink_pages};
-    batch.pages[KVRT_WINDOW] = {exact.ids.data() + needed[KVRT_SINK], window_pages};
-    batch.pages[KVRT_BASE] = {base.ids.data(), base_pages};
+    batch.pages[KVRT_SINK] = {s.exact.ids.data(), sink_pages};
+    batch.pages[KVRT_WINDOW] = {s.exact.ids.data() + s.needed[KVRT_SINK], window_pages};
+    batch.pages[KVRT_BASE] = {s.base.ids.data(), base_pages};
     const kvrt_workspace space = {workspace.data(), static_cast<std::int64_t>(workspace.size())};
     const std::int64_t q_row = std::int64_t{g.n_q_heads} * g.head_dim, kv_row = std::int64_t{g.n_kv_heads} * g.head_dim;
-    for (std::int64_t t = 0; t < n_tokens; ++t) {
-      length = position = t;
+    for (std::int64_t t = 0; t < n_tokens; ++t, ++s.length) {
+      length = position = s.length;
       kvrt_qkv qkv{};
       qkv.k.data = k_pre + t * kv_row;
       qkv.v.data = v + t * kv_row;
@@ -195,7 +209,13 @@ PackedCache::~PackedCache() = default;
 PackedCache::PackedCache(PackedCache&&) noexcept = default;
 
 void PackedCache::attend(std::size_t layer_idx, std::int64_t n_tokens, const float* q_pre, const float* k_pre, const float* v, float* o) {
-  impl_->attend(layer_idx, n_tokens, q_pre, k_pre, v, o);
+  impl_->extend(*impl_->begin(layer_idx, n_tokens), n_tokens, q_pre, k_pre, v, o);
+}
+
+std::shared_ptr<PackedCache::Sequence> PackedCache::begin(std::size_t layer_idx, std::int64_t capacity) { return impl_->begin(layer_idx, capacity); }
+
+void PackedCache::extend(Sequence& sequence, std::int64_t n_tokens, const float* q_pre, const float* k_pre, const float* v, float* o) {
+  impl_->extend(sequence, n_tokens, q_pre, k_pre, v, o);
 }
 
 }  // namespace calib::sens

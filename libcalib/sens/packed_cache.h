@@ -24,6 +24,12 @@ class PackedCache {
   /// Throws: kNumeric for values that are not finite, naming how many.
   void attend(std::size_t layer_idx, std::int64_t n_tokens, const float* q_pre, const float* k_pre, const float* v, float* o);
 
+  /// Pages of one sequence and layer, for as many tokens as it may come to hold.
+  struct Sequence;
+  std::shared_ptr<Sequence> begin(std::size_t layer_idx, std::int64_t capacity);
+  /// attend() for the next tokens of a sequence, which see those before them.
+  void extend(Sequence& sequence, std::int64_t n_tokens, const float* q_pre, const float* k_pre, const float* v, float* o);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

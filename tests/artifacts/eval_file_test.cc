@@ -60,6 +60,11 @@ sens::EvalResult example() {
   contender.effective_bits_2048.reset();
   contender.length_limit = 2048;
   contender.indistinguishable = true;
+  contender.kld_slope = sens::MeanSe{0.61, 0.04};
+  contender.flags = {"kld_slope", "entropy_shift"};
+  contender.generation = {{{0.25, 0.01}, {12.5, 3}, 0.75, {0.2, 0.3}}, {0.5, 0.125}, {0.75, 0.2}, {0.5, 1.5}, 1, 0.02, 0.4};
+  out.generation = {2, 1024, 512, 2};
+  out.reference_replies = {{0.125, 0.02}, {3, 1}, 0.5, {0.1, 0.15}};
   out.contenders.push_back(contender);
   out.warnings = {"same text"};
   return out;
@@ -78,6 +83,18 @@ TEST(EvalFile, RoundTrip) {
   EXPECT_FALSE(read.contenders[0].length_limit.has_value());
   EXPECT_EQ(read.contenders[1].length_limit, 2048);
   EXPECT_FALSE(read.negative_control.has_value());
+  EXPECT_FALSE(read.contenders[0].kld_slope.has_value());
+  EXPECT_TRUE(read.contenders[0].flags.empty());
+  EXPECT_FALSE(read.contenders[0].generation.has_value());
+  EXPECT_EQ(read.contenders[1].kld_slope->mean, 0.61);
+  EXPECT_EQ(read.contenders[1].flags, (std::vector<std::string>{"kld_slope", "entropy_shift"}));
+  EXPECT_EQ(read.contenders[1].generation->agreeing_prefix.se, 0.125);
+  EXPECT_EQ(read.contenders[1].generation->replies.document_rep_4[1], 0.3);
+  EXPECT_EQ(read.contenders[1].generation->document_row_kld[1], 1.5);
+  EXPECT_EQ(read.contenders[1].generation->catastrophic_high, 0.4);
+  EXPECT_EQ(read.reference_replies->hit_cap, 0.5);
+  EXPECT_EQ(read.generation->depth, 1024);
+  EXPECT_EQ(read.generation->end_token, 2);
   EXPECT_TRUE(read.settings.second_half);
   test::expect_equal(read.provenance, example().provenance);
 

@@ -111,8 +111,28 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
   EXPECT_EQ(e.contenders[1].n_sinks, 2);
   EXPECT_GT(e.contenders[1].total.kld.mean, e.contenders[2].total.kld.mean);
   EXPECT_TRUE(e.same_text_as_calibration);
-  for (const char* part : {"mean KLD", "bits@8192", "int8.token.g:int4.token.g", "noise floor", "negative control"})
+  for (const char* part : {"mean KLD", "bits@8192", "length slope", "int8.token.g:int4.token.g", "noise floor", "negative control"})
     EXPECT_NE(o.text.find(part), std::string::npos) << part;
+  EXPECT_EQ(o.text.find("greedy replies"), std::string::npos);
+}
+
+// Both backends write the same replies; where the reference itself is the contender nothing differs but BF16 rounding.
+TEST_F(Kvsens, GreedyRepliesFromADepth) {
+  const std::string call = "kvsens evaluate " + inputs() + " --uniform int4.token.g:int4.token.g,bf16:bf16 --sinks 2 --window 8 --generate 24 --depth 64 -o ";
+  const Outcome fake = run(call + file("g.json")), packed = run(call + file("gp.json") + " --backend kvrt");
+  ASSERT_EQ(fake.exit_code, 0) << fake.text;
+  ASSERT_EQ(packed.exit_code, 0) << packed.text;
+  for (const char* part : {"greedy replies of up to 24 tokens from depth 64", "rep-4", "agreeing prefix", "catastrophic (95 %)", "loops show"})
+    EXPECT_NE(fake.text.find(part), std::string::npos) << part << "\n" << fake.text;
+  const sens::EvalResult a = artifacts::read_eval_file(file("g.json")), b = artifacts::read_eval_file(file("gp.json"));
+  ASSERT_TRUE(a.generation && a.reference_replies && a.contenders[0].generation && a.contenders[1].generation);
+  EXPECT_EQ(a.generation->depth, 64);
+  EXPECT_EQ(a.generation->n_tokens, 24);
+  EXPECT_EQ(a.generation->n_documents, a.settings.n_documents);
+  EXPECT_GE(a.contenders[1].generation->agreeing_prefix.mean, a.contenders[0].generation->agreeing_prefix.mean);
+  EXPECT_LT(a.contenders[1].generation->row_kld.mean, a.contenders[0].generation->row_kld.mean);
+  for (std::size_t i = 0; i < 2; ++i)
+    EXPECT_EQ(a.contenders[i].generation->replies.document_rep_4, b.contenders[i].generation->replies.document_rep_4) << i;
 }
 
 // The number scored is the number stored: the runtime's pages, written and read token by token, lose what fake quantisation does.
@@ -422,6 +442,7 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect(inputs() + " --layers 77 --candidates int4.token.g -o " + file("x.h5"), 2, "77");
   expect(inputs() + " --candidates int5.token.g", 2, "int5");
   expect("evaluate " + inputs(), 2, "--plan");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --depth 64", 2, "--generate");
   expect("evaluate " + inputs() + " --plan " + file("absent.json"), 3, "absent.json");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --backend gguf", 2, "expected fake or kvrt");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("no/such/e.json"), 3, "no/such");

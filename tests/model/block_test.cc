@@ -108,6 +108,7 @@ TEST(Block, RotationIsAnIsometryAndUnrotateItsInverse) {
     EXPECT_LT(at::max(at::abs(b->unrotate(turned) - x)).item<double>(), 2e-6);
     EXPECT_TRUE(at::equal(turned.select(0, 0), x.select(0, 0)));
     EXPECT_TRUE(at::equal(turned.slice(2, rotary), x.slice(2, rotary)));
+    EXPECT_TRUE(at::equal(b->rotate_from(2355, x.slice(0, 2355)), turned.slice(0, 2355)));
     const double angle = 2355.0 * g.inv_freq[1];
     const float* a = x.select(0, 2355).data_ptr<float>();
     const double expected = a[1] * std::cos(angle) - a[1 + rotary / 2] * std::sin(angle);

@@ -130,5 +130,108 @@ TEST(LengthLimit, NeedsConfidenceAndIsNotMovedByOneBucket) {
   EXPECT_EQ(length_limit({}), std::nullopt);
 }
 
+// KLD factor * (t + 1)^power of each document.
+std::vector<KldRow> power_law(const std::vector<double>& factors, double power, std::int64_t length) {
+  std::vector<KldRow> rows;
+  for (std::size_t d = 0; d < factors.size(); ++d)
+    for (std::int64_t t = 0; t < length; ++t) {
+      KldRow r;
+      r.document = static_cast<std::int32_t>(d);
+      r.position = t;
+      r.kld = factors[d] * std::pow(static_cast<double>(t + 1), power);
+      rows.push_back(r);
+    }
+  return rows;
+}
+
+KldRow single(std::int32_t document, std::int64_t position, double kld) {
+  KldRow r;
+  r.document = document;
+  r.position = position;
+  r.kld = kld;
+  return r;
+}
+
+TEST(KldSlope, TwoPointsByHand) {
+  // Means 0.1 at positions t + 1 = 100 and 0.4 at 400: ln 4 / ln 4 = 1. Rows of a bucket count by their mean.
+  const std::vector<KldRow> rows = {single(0, 99, 0.05), single(0, 99, 0.15), single(0, 399, 0.4)};
+  const auto slope = kld_slope(rows);
+  ASSERT_TRUE(slope.has_value());
+  EXPECT_NEAR(slope->mean, 1, 1e-12);
+  EXPECT_EQ(slope->se, 0);  // one document
+}
+
+TEST(KldSlope, WeightsBucketsByRows) {
+  // Points (x, y) = (0, 0), (1, 0), (2, 1) in units of ln 4 and ln 2 with weights 2, 1, 1: x mean 3/4, y mean 1/4,
+  // sum w dx dy = 5/4, sum w dx^2 = 11/4; slope 5/11 * ln 2 / ln 4 = 5/22.
+  const std::vector<KldRow> rows = {single(0, 99, 1), single(0, 99, 1), single(0, 399, 1), single(0, 1599, 2)};
+  EXPECT_NEAR(kld_slope(rows)->mean, 5.0 / 22, 1e-12);
+}
+
+TEST(KldSlope, JackknifeOverDocuments) {
+  // Leaving out one of two documents leaves the other: slopes 1 and 0, SE = sqrt(1/2 * (1/4 + 1/4)) = 1/2.
+  const std::vector<KldRow> rows = {single(0, 99, 0.1), single(0, 399, 0.4), single(1, 99, 0.1), single(1, 399, 0.1)};
+  const auto slope = kld_slope(rows);
+  EXPECT_NEAR(slope->mean, std::log(2.5) / std::log(4.0), 1e-12);
+  EXPECT_NEAR(slope->se, 0.5, 1e-12);
+}
+
+TEST(KldSlope, PowerLawsAndEmptyCases) {
+  for (const double power : {0.0, 0.3, 0.7}) {
+    const auto slope = kld_slope(power_law({1e-3, 2e-3, 4e-3}, power, 8192));
+    EXPECT_NEAR(slope->mean, power, 0.02) << power;  // a bucket's mean is not the value at its geometric mean
+    EXPECT_NEAR(slope->se, 0, 1e-9) << power;        // documents that differ by a factor agree on the slope
+  }
+  EXPECT_FALSE(kld_slope({}).has_value());
+  EXPECT_FALSE(kld_slope(power_law({1e-3}, 1, 256)).has_value());                          // one bucket
+  EXPECT_FALSE(kld_slope(power_law({0}, 1, 8192)).has_value());                            // nothing lost
+  EXPECT_TRUE(kld_slope(std::vector{single(0, 0, 0.1), single(0, 300, 0.0), single(0, 600, 0.1)}).has_value());
+}
+
+std::vector<EvalBucket> shifts_of(const std::vector<double>& shifts, double se) {
+  std::vector<EvalBucket> buckets;
+  for (const double s : shifts) {
+    EvalBucket b;
+    b.entropy_shift = {s, se};
+    buckets.push_back(b);
+  }
+  return buckets;
+}
+
+TEST(LengthFlags, SlopeAndShift) {
+  using Flags = std::vector<std::string>;
+  EXPECT_EQ(length_flags(MeanSe{0.51, 0.1}, {}), Flags{"kld_slope"});
+  EXPECT_EQ(length_flags(MeanSe{0.5, 0.1}, {}), Flags{});
+  EXPECT_EQ(length_flags(std::nullopt, shifts_of({0.01, -0.051}, 0.001)), Flags{"entropy_shift"});
+  EXPECT_EQ(length_flags(std::nullopt, shifts_of({0.05, -0.05}, 0.001)), Flags{});
+}
+
+TEST(LengthFlags, SteadyGrowth) {
+  using Flags = std::vector<std::string>;
+  const auto flags = [](const std::vector<double>& shifts, double se) { return length_flags(std::nullopt, shifts_of(shifts, se)); };
+  EXPECT_EQ(flags({0.001, 0.002, 0.004}, 1e-4), Flags{"entropy_growth"});
+  EXPECT_EQ(flags({-0.001, -0.002, -0.004}, 1e-4), Flags{"entropy_growth"});
+  EXPECT_EQ(flags({0.001, 0.002, 0.004}, 2e-3), Flags{});    // 0.003 within 1.96 * 2e-3 * sqrt 2
+  EXPECT_EQ(flags({0.001, 0.004, 0.002}, 1e-5), Flags{});
+  EXPECT_EQ(flags({-0.001, 0.002, 0.004}, 1e-5), Flags{});   // not in one direction
+  EXPECT_EQ(flags({0.001, 0.004}, 1e-5), Flags{});           // two buckets are no trend
+  EXPECT_EQ(flags({0.004, 0.002, 0.001}, 1e-5), Flags{});    // fades
+  EXPECT_EQ(flags({-0.02, -0.03, -0.06}, 1e-3), (Flags{"entropy_shift", "entropy_growth"}));
+}
+
+TEST(LengthFlags, WarningsNameNumbersAndPositions) {
+  EvalContender c;
+  c.name = "kivi2";
+  c.kld_slope = MeanSe{0.75, 0.02};
+  c.buckets = shifts_of({0.01, -0.08, 0.02}, 0.001);
+  c.buckets[1].first_position = 256, c.buckets[1].end_position = 512;
+  c.flags = length_flags(c.kld_slope, c.buckets);
+  const auto warnings = length_warnings(c);
+  ASSERT_EQ(warnings.size(), 2u);
+  for (const char* part : {"kivi2", "0.75", "0.02", "0.5"}) EXPECT_NE(warnings[0].find(part), std::string::npos) << warnings[0];
+  for (const char* part : {"kivi2", "-0.08", "256 to 511"}) EXPECT_NE(warnings[1].find(part), std::string::npos) << warnings[1];
+  EXPECT_TRUE(length_warnings(EvalContender{}).empty());
+}
+
 }  // namespace
 }  // namespace calib::sens

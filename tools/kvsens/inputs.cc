@@ -24,6 +24,7 @@ Inputs open_inputs(const RunOptions& options, const Invocation& call, const LogS
   const auto tokenizer = in.model->load_tokenizer(log);
   in.identity = in.model->identity();
   in.identity.tokenizer_sha256 = tokenizer->sha256();
+  in.end_token = tokenizer->eos();
   in.corpus = text::load_corpus(corpus_request(options, in.identity.max_positions), *tokenizer, log);
   in.provenance = {"kvsens", version(), call.argv, call.started_utc, 0.0, static_cast<std::uint64_t>(options.seed), in.model->device(),
                    in.model->dtype(), {}};

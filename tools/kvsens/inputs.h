@@ -23,6 +23,7 @@ namespace calib::tools {
 struct Inputs {
   std::optional<model::StreamingModel> model;
   ModelIdentity identity;  ///< of the model, with its tokenizer
+  std::optional<text::TokenId> end_token;
   text::Corpus corpus;
   Provenance provenance;
 };

@@ -10,6 +10,7 @@
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/sens/evaluate.h"
+#include "libcalib/sens/generate.h"
 #include "libcalib/sens/kld_block.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
@@ -20,31 +21,63 @@ namespace {
 
 std::string bits_text(const std::optional<double>& bits) { return bits ? fmt::format("{:.3f}", *bits) : "-"; }
 
+void print_replies(const sens::EvalResult& result, std::size_t width) {
+  const sens::GenerationSettings& g = *result.generation;
+  fmt::print("\ngreedy replies of up to {} from depth {}, {}\n", counted(g.n_tokens, "token"), g.depth, counted(g.n_documents, "document"));
+  fmt::print("{:<{}}  {:>15}  {:>17}  {:>9}  {:>15}  {:>24}  {:>25}\n", "scheme or plan", width, "rep-4", "repeated suffix", "hit cap", "agreeing prefix",
+             "row KLD", "catastrophic (95 %)");
+  const auto line = [&](const std::string& name, const sens::EvalReplies& r, const std::string& compared) {
+    fmt::print("{:<{}}  {:>6.4f} ± {:>6.4f}  {:>8.1f} ± {:>6.1f}  {:>7.2f} %{}\n", name, width, r.rep_4.mean, r.rep_4.se, r.repeated_suffix.mean, r.repeated_suffix.se,
+               100 * r.hit_cap, compared);
+  };
+  line("(reference)", *result.reference_replies, "");
+  for (const auto& c : result.contenders) {
+    const sens::EvalGeneration& x = *c.generation;
+    line(to_valid_utf8(c.name), x.replies,
+         fmt::format("  {:>6.4f} ± {:>6.4f}  {:>11.4e} ± {:>10.2e}  {:>5}/{:<3} ({:.3f} to {:.3f})", x.agreeing_prefix.mean, x.agreeing_prefix.se, x.row_kld.mean,
+                     x.row_kld.se, x.n_catastrophic, g.n_documents, x.catastrophic_low, x.catastrophic_high));
+  }
+}
+
+std::string slope_text(const std::optional<sens::MeanSe>& slope) {
+  return slope ? fmt::format("  {:>5.2f} ± {:>4.2f}", slope->mean, slope->se) : fmt::format("  {:>12}", "-");
+}
+
+std::string marks(const sens::EvalContender& c) {
+  std::string out;
+  if (c.indistinguishable) out += "  indistinguishable";
+  if (c.length_limit) out += fmt::format("  ratio above {:.2f} from position {}", sens::kPplRatioMax, *c.length_limit);
+  for (const std::string& flag : c.flags) out += "  " + flag;
+  return out;
+}
+
 void print_table(const sens::EvalResult& result, const std::string& output) {
   std::size_t width = 18;
   for (const auto& c : result.contenders) width = std::max(width, to_valid_utf8(c.name).size());
   fmt::print("{}, {}{}, prefill={}, backend={}, reference perplexity {:.4f} ± {:.4f}\n", counted(result.settings.n_documents, "document"), counted(result.settings.n_rows, "row"),
              result.settings.second_half ? " of second halves" : "", result.settings.prefill, result.settings.backend, result.noise_floor.ppl_base.mean,
              result.noise_floor.ppl_base.se);
-  fmt::print("{:<{}}  {:>9}  {:>9}  {:>24}  {:>11}  {:>15}  {:>20}\n", "scheme or plan", width, "bits@2048", "bits@8192", "mean KLD ± SE", "99% KLD",
-             "same top p", "PPL ratio");
-  const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const std::string& mark) {
+  fmt::print("{:<{}}  {:>9}  {:>9}  {:>24}  {:>11}  {:>15}  {:>20}  {:>12}\n", "scheme or plan", width, "bits@2048", "bits@8192", "mean KLD ± SE", "99% KLD",
+             "same top p", "PPL ratio", "length slope");
+  const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const std::string& rest) {
     fmt::print("{:<{}}  {:>9}  {:>9}  {:>11.4e} ± {:>9.2e}  {:>11.4e}  {:>6.2f} ± {:>4.2f} %  {:>8.5f} ± {:>8.5f}{}\n", name, width, bits2, bits8, b.kld.mean,
-               b.kld.se, b.kld_percentiles[1], b.same_top_p.mean, b.same_top_p.se, b.ppl_ratio.mean, b.ppl_ratio.se, mark);
+               b.kld.se, b.kld_percentiles[1], b.same_top_p.mean, b.same_top_p.se, b.ppl_ratio.mean, b.ppl_ratio.se, rest);
   };
   for (const auto& c : result.contenders)
-    line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, (c.indistinguishable ? std::string("  indistinguishable") : std::string()) + (c.length_limit ? fmt::format("  ratio above {:.2f} from position {}", sens::kPplRatioMax, *c.length_limit) : std::string()));
+    line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, slope_text(c.kld_slope) + marks(c));
   line("(noise floor)", "", "", result.noise_floor, "");
   if (result.negative_control) line("(negative control)", "", "", result.negative_control->total, "");
+  if (result.generation) print_replies(result, width);
   fmt::print("{}\n", to_valid_utf8(output));
 }
 
 int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs& in, const std::vector<sens::Contender>& contenders,
-            const sens::EvaluateOptions& settings) {
+            const sens::EvaluateOptions& settings, const sens::GenerateOptions& generation) {
   const sens::EvaluateEstimate e = sens::estimate_evaluate(*in.model, in.corpus.documents, contenders.size(), settings);
-  const double memory = static_cast<double>(e.hidden_memory_bytes + e.working_bytes + resident_memory_bytes());
+  const std::int64_t generation_bytes = generation.n_tokens > 0 ? sens::generate_bytes(*in.model, in.corpus.documents.size(), generation) : 0;
+  const double memory = static_cast<double>(std::max(e.hidden_memory_bytes + e.working_bytes, generation_bytes) + resident_memory_bytes());
   constexpr double kMixedPass = 1.2;  // a pass over a changed cache beside a bare one
-  const double seconds = kMixedPass * static_cast<double>(contenders.size() + 3) * forward_seconds(in);
+  const double runs = static_cast<double>(contenders.size()), seconds = kMixedPass * (runs + 3) * forward_seconds(in);
   if (call.json) {
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
     for (const auto& c : contenders) names.push_back({{"name", to_valid_utf8(c.header.name)}, {"effective_bits_8192", c.header.effective_bits_8192.value_or(0)}});
@@ -58,7 +91,10 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   fmt::print("text       {}, {}{}\n", counted(in.corpus.documents.size(), "document"), counted(in.corpus.identity.n_tokens, "token"), options.second_half ? ", second halves scored" : "");
   for (const auto& c : contenders)
     fmt::print("contender  {}: {}, {} effective bits at 8192\n", to_valid_utf8(c.header.name), c.header.description, bits_text(c.header.effective_bits_8192));
-  fmt::print("time       about {}\n", format_duration(seconds));
+  if (generation.n_tokens > 0)
+    fmt::print("replies    up to {} after prompts of {}, {} in all\n", counted(generation.n_tokens, "token"), generation.depth,
+               counted(static_cast<std::int64_t>(contenders.size() + 1) * generation.n_tokens * static_cast<std::int64_t>(in.corpus.documents.size()), "token"));
+  fmt::print("time       about {}{}\n", format_duration(seconds), generation.n_tokens > 0 ? ", replies not counted" : "");
   fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
   fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
   return 0;
@@ -70,6 +106,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   const std::vector<std::string> uniform = split_list("--uniform", options.uniform);
   if (uniform.empty() && options.plans.empty())
     fail(ErrorKind::kUsage, "evaluate", "has nothing to measure: give --plan plan.json, --uniform PRESET,… or both");
+  if (options.depth > 0 && options.generate == 0) fail(ErrorKind::kUsage, "--depth", "is the length of the prompts of --generate, which is not given");
   if (options.backend != "fake" && options.backend != "kvrt")
     fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake or kvrt", options.backend);
   require_model_and_data(options.run);
@@ -93,7 +130,13 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   settings.second_half = options.second_half;
   settings.packed = options.backend == "kvrt";
   settings.hidden_memory_bytes = options.run.hidden_mem;
-  if (options.run.dry_run) return dry_run(options, call, in, contenders, settings);
+  sens::GenerateOptions generation;
+  generation.n_tokens = options.generate;
+  generation.depth = options.depth > 0 ? options.depth : in.corpus.longest();
+  generation.end_token = in.end_token;
+  generation.packed = settings.packed;
+  generation.cache_memory_bytes = options.run.hidden_mem;
+  if (options.run.dry_run) return dry_run(options, call, in, contenders, settings, generation);
 
   sens::EvalResult result;
   result.provenance = in.provenance;
@@ -114,6 +157,17 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   PhaseProgress phases(progress, call, result.data.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
   sens::evaluate(*in.model, in.corpus.documents, contenders, settings, pool, &result, log,
                  [&](const sens::EvaluateProgress& p) { phases.update("evaluate", p.done, p.total); });
+  for (const sens::EvalContender& c : result.contenders)
+    for (std::string& text : sens::length_warnings(c)) {
+      log.warning(text);
+      result.warnings.push_back(std::move(text));
+    }
+  if (options.generate > 0) {
+    const auto prompts = static_cast<std::int64_t>(in.corpus.documents.size()), runs = static_cast<std::int64_t>(contenders.size());
+    PhaseProgress replies(progress, call, prompts * (generation.depth + generation.n_tokens) * (1 + 3 * runs));
+    sens::generate(*in.model, in.corpus.documents, contenders, generation, pool, &result, log,
+                   [&](const sens::EvaluateProgress& p) { replies.update("generate", p.done, p.total); });
+  }
   progress.clear();
   result.provenance.seconds = call.seconds();
   artifacts::write_eval_file(options.output, result);
