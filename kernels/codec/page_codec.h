@@ -176,8 +176,7 @@ KVRT_HOST_DEVICE inline void store_group_params(const PageCodec& c, const float*
     store_le16(p, fp8_token_scale(absmax, fp8_max(c.format), counters));
   } else if (is_lm(c.format)) {
     EncodeCounters not_stored;
-    EncodeCounters* const count = c.bits == 2 ? counters : &not_stored;
-    store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(static_cast<float>(c.group)), count));
+    store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(static_cast<float>(c.group)), &not_stored));
   } else if (c.format == Format::kMxfp4) {
     *p = mxfp4_scale(absmax);
   } else {
@@ -186,17 +185,42 @@ KVRT_HOST_DEVICE inline void store_group_params(const PageCodec& c, const float*
   }
 }
 
-/// Replaces n0 by the norm that keeps the length of what is decoded: lm at 3 and 4 bits.
+/// Norm of a group y whose codes have the entries c. It keeps the projection, <y, decoded> = <y, y>: centroids are shorter than what
+/// they stand for, all by about as much, and sums over tokens and logits would shrink with them. Where y and c are more than 45 degrees
+/// apart that would stretch them too far, and the length is kept.
+KVRT_HOST_DEVICE inline float projecting_norm(float y_norm, float along, float c_norm2) {
+  return along * along > 0.5f * (y_norm * y_norm) * c_norm2 && along > 0.0f ? y_norm * y_norm / along : y_norm / sqrtf(c_norm2);
+}
+
+/// Replaces n0 in the block of an lm group by its projecting_norm().
 KVRT_HOST_DEVICE inline void store_kept_norm(const PageCodec& c, const float* x, int slot, int begin, std::uint8_t* block, EncodeCounters* counters) {
   std::uint8_t* p = block + param_offset(c, slot, begin);
   if (load_le16(p) == 0) return;
-  const float coded = sum_of_lanes(c.group, [&](int i) {
-    const float entry = c.codebook.entries[unpack_slot(c, block, slot, begin + i)];
-    return entry * entry;
-  });
-  store_le16(p, norm_scale(group_norm(x + begin, c.group) / sqrtf(coded), counters));
+  const auto entry = [&](int i) { return c.codebook.entries[unpack_slot(c, block, slot, begin + i)]; };
+  const float along = sum_of_lanes(c.group, [&](int i) { return quiet(x[begin + i]) * entry(i); });
+  const float c_norm2 = sum_of_lanes(c.group, [&](int i) { return entry(i) * entry(i); });
+  store_le16(p, norm_scale(projecting_norm(group_norm(x + begin, c.group), along, c_norm2), counters));
 }
-KVRT_HOST_DEVICE inline bool keeps_norm(const PageCodec& c) { return is_lm(c.format) && c.bits > 2; }
+
+/// Replaces scale and lo of an int token group that error feedback has coded by those that keep its mean and its projection,
+/// <y - mean, decoded - mean> = <y - mean, y - mean>: with codes chosen for others the range of y no longer fits. Where the two are more than
+/// 45 degrees apart, or the result is no normal fp16, they stay.
+KVRT_HOST_DEVICE inline bool refits_groups(const PageCodec& c) {
+  return c.ef_u && is_int(c.format) && c.granularity == Granularity::kToken && c.out_per_mille == 0;
+}
+KVRT_HOST_DEVICE inline void refit_group(const PageCodec& c, const float* x, int slot, int begin, std::uint8_t* block) {
+  const auto code = [&](int i) { return static_cast<float>(unpack_slot(c, block, slot, begin + i)); };
+  const auto value = [&](int i) { return quiet(x[begin + i]); };
+  const float n = static_cast<float>(c.group), mean = sum_of_lanes(c.group, value) / n, code_mean = sum_of_lanes(c.group, code) / n;
+  const float x2 = sum_of_lanes(c.group, [&](int i) { return (value(i) - mean) * (value(i) - mean); });
+  const float code2 = sum_of_lanes(c.group, [&](int i) { return (code(i) - code_mean) * (code(i) - code_mean); });
+  const float along = sum_of_lanes(c.group, [&](int i) { return (value(i) - mean) * (code(i) - code_mean); });
+  if (!(along * along > 0.5f * x2 * code2 && along > 0.0f)) return;
+  const std::uint16_t scale = f32_to_f16_rne(x2 / along), lo = f32_to_f16_rne(mean - f16_to_f32(scale) * code_mean);
+  if (!(f16_to_f32(scale) >= kScaleFloor && f16_to_f32(scale) <= kF16Max) || (lo & 0x7C00u) == 0x7C00u) return;
+  std::uint8_t* p = block + param_offset(c, slot, begin);
+  store_le16(p, scale), store_le16(p + 2, lo);
+}
 
 KVRT_HOST_DEVICE inline const StaticRange& static_range_of(const PageCodec& c, int d) {
   return c.granularity == Granularity::kChannelStatic ? c.channel_ranges[d] : c.range;
@@ -326,7 +350,7 @@ KVRT_HOST_DEVICE inline void encode_group_with_outliers(const PageCodec& c, cons
   float medians[kMaxOutlierDim];
   const int n_picks = pick_group_outliers([&](int t, int d) { return quiet(x[t * stride + d]); }, c.group, c.head_dim, quota, picks, medians);
   const auto range_without_picks = [&](int channel) {
-    float column[kMaxGroupTokens];
+    float column[kMaxGroupTokens] = {};
     for (int t = 0; t < c.group; ++t) column[t] = quiet(x[t * stride + channel]);
     fill_channel_outliers(column, c.group, c.head_dim, channel, picks, n_picks, medians[channel]);
     return group_range(c.group, c.clip_alpha != 1.0f, [&](int t) { return column[t]; });
@@ -368,7 +392,8 @@ KVRT_HOST_DEVICE inline void encode_row(const PageCodec& c, const float* x, int 
     for (int begin = 0; begin < c.head_dim; begin += c.group) detail::store_group_params(c, x, slot, begin, block, counters);
   }
   detail::encode_codes(c, x, slot, {}, block);
-  for (int begin = 0; detail::keeps_norm(c) && begin < c.head_dim; begin += c.group) detail::store_kept_norm(c, x, slot, begin, block, counters);
+  for (int begin = 0; is_lm(c.format) && begin < c.head_dim; begin += c.group) detail::store_kept_norm(c, x, slot, begin, block, counters);
+  for (int begin = 0; detail::refits_groups(c) && begin < c.head_dim; begin += c.group) detail::refit_group(c, x, slot, begin, block);
 }
 
 /// Encodes tokens [group_idx N, (group_idx + 1) N) of a channel.g<N> page. x: [N, D], stride elements between tokens.

@@ -107,8 +107,11 @@ KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, s
     cuda::warp_barrier();
   }
   encode_codes_warp(c, x, slot, block, spare);
-  if (in_group || !detail::keeps_norm(c)) return;
-  for (int g = lane; g * c.group < c.head_dim; g += cuda::kWarp) detail::store_kept_norm(c, x, slot, g * c.group, block, counters);
+  if (in_group || !(is_lm(c.format) || detail::refits_groups(c))) return;
+  for (int g = lane; g * c.group < c.head_dim; g += cuda::kWarp) {
+    if (is_lm(c.format)) detail::store_kept_norm(c, x, slot, g * c.group, block, counters);
+    else detail::refit_group(c, x, slot, g * c.group, block);
+  }
   cuda::warp_barrier();
 }
 

@@ -53,9 +53,9 @@ constexpr int kTokenRows = 32;
 inline int rows_per_run(const FakeQuantJob& job) { return job.scheme.granularity == Granularity::kChannel ? job.group : kTokenRows; }
 constexpr int kMaxLanes = 16;
 /// Floats of scratch that a vector path needs: rows, two arrays for the parameters of their groups; with ef one vector of tokens, what is
-/// left of each channel, its grid and its outliers; with outliers the rows that ranges are taken from.
+/// left of each channel, its grid and its outliers; with outliers the rows that ranges are taken from; lm and ef: the rows beside their codes.
 inline std::int64_t scratch_floats(const FakeQuantJob& job) {
-  const std::int64_t arrays = job.scheme.outlier_per_mille > 0 ? 4 : 3;
+  const std::int64_t arrays = job.scheme.outlier_per_mille > 0 || is_lm(job.scheme.format) || job.scheme.ef ? 4 : 3;
   return (arrays * rows_per_run(job) + (job.ef_u ? 4 * kMaxLanes : 0)) * job.head_dim + 64;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 // Formats whose codes lie on a grid (codec/grid_codec.h) and 16-bit floats on vector lanes. Internal linkage, like cpu/simd.h.
 
+#include <type_traits>
+
 #include "kernels/write/feedback_lanes.h"
 #include "kernels/write/lane_run.h"
 
@@ -124,13 +126,44 @@ static void decode_levels(Run* run, GridPlace place, Grid grid) {
   }
 }
 
+/// run->ranged <- the rows, which become codes.
+static void keep_rows(Run* run) {
+  run->ranged = run->lanes + (run->ef_u ? 4 * kMaxLanes * run->d : 0);
+  for_lanes(run->n * run->d, [&](auto tag, int i) { store(run->ranged + i, load<decltype(tag)>(run->rows + i)); });
+}
+
+/// refit_group() of codec/page_codec.h. Codes in the rows, what they stand for in run->ranged, which is lost.
+static void refit_groups(Run* run) {
+  const int n = run->job->group, n_groups = run->d / n * run->n;
+  const float count = static_cast<float>(n);
+  for (int g = 0; g < n_groups; ++g) {
+    float* const x = run->ranged + static_cast<std::int64_t>(g) * n;
+    const float* const codes = run->rows + static_cast<std::int64_t>(g) * n;
+    const float mean = lane_sum(x, n, SameOp{}) / count, code_mean = lane_sum(codes, n, SameOp{}) / count;
+    const float x2 = lane_sum(x, n, [&](auto v) { return (v - mean) * (v - mean); });
+    const float code2 = lane_sum(codes, n, [&](auto v) { return (v - code_mean) * (v - code_mean); });
+    for_lanes(n, [&](auto tag, int i) {
+      using V = decltype(tag);
+      store(x + i, (load<V>(x + i) - mean) * (load<V>(codes + i) - code_mean));
+    });
+    const float along = lane_sum(x, n, SameOp{});
+    if (!(along * along > 0.5f * x2 * code2 && along > 0.0f)) continue;
+    const float scale = f16_nearest<float>(x2 / along), lo = f16_nearest<float>(mean - scale * code_mean);
+    if (!(scale >= kScaleFloor && scale <= kF16Max) || !(magnitude(lo) <= kF16Max)) continue;
+    run->scale[g] = scale, run->lo[g] = lo;
+  }
+}
+
 /// Token groups whose lo and scale are in the run.
 template <class Grid>
 static void apply_to_token_groups(Run* run, Grid grid) {
   const int n = run->job->group, n_groups = run->d / n * run->n;
   if (run->ef_u) {
     const GridPlace place{run->lo, run->scale, run->d / n, n};
+    const bool refits = std::is_base_of_v<AffineGrid, Grid> && run->job->scheme.outlier_per_mille == 0;
+    if (refits) keep_rows(run);
     feed_back(run, place, grid);
+    if (refits) refit_groups(run);
     return decode_levels(run, place, grid);
   }
   for (int g = 0; g < n_groups; ++g) {
@@ -241,11 +274,12 @@ static void symmetric(Run* run, Grid grid) {
 
 KVRT_INLINE float stored_norm(float norm) { return minimum(f16_nearest<float>(norm), kF16Max); }
 
-/// lm: entries in the rows, the norm of each group in scale; at 3 and 4 bits the stored norm keeps the length (codec/page_codec.h).
+/// lm: entries in the rows, the stored norm of each group in scale: projecting_norm() of codec/page_codec.h.
 static void norm_levels(Run* run) {
   const NormGrid grid{&run->job->codebook};
   const int n = run->job->group, n_groups = run->d / n * run->n;
   const float root = __builtin_sqrtf(static_cast<float>(n));
+  keep_rows(run);
   for (int g = 0; g < n_groups; ++g) {
     float* x = run->rows + static_cast<std::int64_t>(g) * n;
     run->lo[g] = __builtin_sqrtf(sum_of_squares(x, n));
@@ -256,9 +290,16 @@ static void norm_levels(Run* run) {
     });
   }
   if (run->ef_u) feed_back(run, GridPlace{run->lo, run->scale, run->d / n, n}, grid);
+  for_lanes(n_groups * n, [&](auto tag, int i) {
+    using V = decltype(tag);
+    store(run->ranged + i, load<V>(run->ranged + i) * load<V>(run->rows + i));
+  });
   for (int g = 0; g < n_groups; ++g) {
-    float* x = run->rows + static_cast<std::int64_t>(g) * n;
-    const float norm = run->job->bits == 2 ? run->lo[g] / root : run->lo[g] / __builtin_sqrtf(sum_of_squares(x, n));
+    const float* const entries = run->rows + static_cast<std::int64_t>(g) * n;
+    const float along = lane_sum(run->ranged + static_cast<std::int64_t>(g) * n, n, SameOp{}), c_norm2 = sum_of_squares(entries, n);
+    const float y_norm = run->lo[g];
+    const bool is_near = along * along > 0.5f * (y_norm * y_norm) * c_norm2 && along > 0.0f;
+    const float norm = is_near ? y_norm * y_norm / along : y_norm / __builtin_sqrtf(c_norm2);
     const float n0 = run->scale[g];
     run->scale[g] = n0 == 0.0f ? 0.0f : stored_norm(norm);
     Tally::add_to(&run->counts.saturated, n0 != 0.0f && f16_nearest<float>(norm) > kF16Max);

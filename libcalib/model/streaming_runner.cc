@@ -99,22 +99,26 @@ auto torch_call(const std::string& where, F&& body) {
   }
 }
 
-/// Summed in double: the same on every device up to the rounding of the weights.
-std::vector<double> output_moment(const Block& block) {
+/// W_o^T W_o of every query head [Q, D, D], summed in double: the same on every device up to the rounding of the weights.
+std::vector<double> head_output_moments(const Block& block) {
   const LayerGeometry& g = block.geometry();
   const at::Tensor w = block.output_projection().to(at::kCPU, at::kDouble);  // [C, Q * D]
-  const std::int64_t group_width = static_cast<std::int64_t>(g.n_q_heads / g.n_kv_heads) * g.head_dim;
-  std::vector<double> moment;
-  for (int h = 0; h < g.n_kv_heads; ++h) {
-    at::Tensor sum = at::zeros({g.head_dim, g.head_dim}, w.options());
-    for (std::int64_t first = h * group_width; first < (h + 1) * group_width; first += g.head_dim) {
-      const at::Tensor slice = w.slice(1, first, first + g.head_dim);
-      sum = sum + at::matmul(slice.transpose(0, 1), slice);
-    }
-    sum = sum.contiguous();
-    moment.insert(moment.end(), sum.data_ptr<double>(), sum.data_ptr<double>() + sum.numel());
+  std::vector<double> moments;
+  for (std::int64_t q = 0; q < g.n_q_heads; ++q) {
+    const at::Tensor slice = w.slice(1, q * g.head_dim, (q + 1) * g.head_dim);
+    const at::Tensor moment = at::matmul(slice.transpose(0, 1), slice).contiguous();
+    moments.insert(moments.end(), moment.data_ptr<double>(), moment.data_ptr<double>() + moment.numel());
   }
-  return moment;
+  return moments;
+}
+
+/// [H, D, D]: their sums over each KV head's group.
+std::vector<double> output_moment(const LayerGeometry& g, const std::vector<double>& per_head) {
+  const auto size = static_cast<std::size_t>(g.head_dim) * static_cast<std::size_t>(g.head_dim);
+  const auto group = static_cast<std::size_t>(g.n_q_heads / g.n_kv_heads);
+  std::vector<double> out(size * static_cast<std::size_t>(g.n_kv_heads), 0.0);
+  for (std::size_t i = 0; i < per_head.size(); ++i) out[i / size / group * size + i % size] += per_head[i];
+  return out;
 }
 
 class Walk {
@@ -155,7 +159,9 @@ class Walk {
     const auto block = torch_call(where, [&] { return model_.load_block(l); });
     if (tap_) {
       tap_->begin_layer(block->geometry());
-      torch_call(where, [&] { tap_->on_output_moment(output_moment(*block)); });
+      const std::vector<double> moments = torch_call(where, [&] { return head_output_moments(*block); });
+      tap_->on_output_moment(output_moment(block->geometry(), moments));
+      tap_->on_head_output_moments(moments);
     }
     for (const Batch& batch : batches_) {
       torch_call(where, [&] { through_block(*block, batch); });

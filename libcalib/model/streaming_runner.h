@@ -1,6 +1,6 @@
 #pragma once
 // The block-major walk: every document through one block, then the next block. No Torch types here.
-// Legend: T tokens, C hidden size, R sampled rows.
+// Legend: T tokens, C hidden size, Q query heads, H KV heads, D head_dim, R sampled rows.
 
 #include <cstdint>
 #include <functional>
@@ -30,6 +30,8 @@ class LayerTap {
   virtual void begin_layer(const LayerGeometry& layer) = 0;
   /// After begin_layer: [H, D, D] sum over each KV head's group of query heads of W_o^T W_o, from the block's weights.
   virtual void on_output_moment(const std::vector<double>&) {}
+  /// The same before the sum: [Q, D, D], one W_o^T W_o per query head.
+  virtual void on_head_output_moments(const std::vector<double>&) {}
   virtual void on_document(const LayerCapture& capture) = 0;
   virtual void end_layer(const LayerGeometry& layer) = 0;
 };

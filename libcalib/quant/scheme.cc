@@ -106,14 +106,15 @@ void append_default_1(CandidateList& list) {
         append_unique(list.v, std::string(format) + ".token." + group + modifier);
 }
 
-/// default-2: error feedback on every integer key string up to 4 bits, and Lloyd-Max keys. Codebooks on values and static channels are
-/// asked for by name: their errors move together over tokens, which the Fisher scores underestimate (scripts/bench/RESULTS.md).
+/// default-2: error feedback on every integer key string up to 4 bits, and Lloyd-Max codebooks on both sides. Fitted codebooks and static
+/// channels are asked for by name: they gain little beside these (scripts/bench/RESULTS.md) and hold only for what calibration has seen.
 void append_default_2(CandidateList& list) {
   append_default_1(list);
   for (const std::string& text : std::vector<std::string>(list.k))
     if (text.rfind("int4", 0) == 0 || text.rfind("int3", 0) == 0 || text.rfind("int2", 0) == 0) append_unique(list.k, text + ".ef");
   for (const char* format : {"lm4", "lm3", "lm2"})
     for (const char* modifier : {"", ".ef"}) append_unique(list.k, std::string(format) + ".token.g.center.had" + modifier);
+  for (const char* format : {"lm4", "lm3", "lm2"}) append_unique(list.v, std::string(format) + ".token.g.had");
 }
 
 /// Appends the default list of that name. False if it is none.

@@ -450,7 +450,7 @@ TEST_F(Kvplan, HelpVersionList) {
   EXPECT_EQ(run("--version").exit_code, 0);
   const Outcome list = run("list");
   EXPECT_EQ(list.exit_code, 0);
-  for (const char* part : {"kivi4", "llamacpp-q4_0-had", "default-2 (55 strings)"}) EXPECT_THAT(list.out, HasSubstr(part));
+  for (const char* part : {"kivi4", "llamacpp-q4_0-had", "default-2 (58 strings)"}) EXPECT_THAT(list.out, HasSubstr(part));
   expect_refusal("list nonsense", 2, {"nonsense"});
 }
 

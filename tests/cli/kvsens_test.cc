@@ -10,6 +10,7 @@
 #include <string>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/eval_file.h"
 #include "libcalib/artifacts/plan_file.h"
@@ -257,6 +258,81 @@ TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {
   const Outcome other = run("kvsens drift --model " + file("m") + " --data " + file("rows.ids") + " --stats " + file("stats.h5") + " --threads 1");
   EXPECT_NE(other.text.find("psi"), std::string::npos) << other.text;
   EXPECT_TRUE(other.exit_code == 0 || other.exit_code == 1) << other.text;
+}
+
+TEST_F(Kvsens, SaliencyRanksTokensOnHeldOutText) {
+  test::write_file(file("held.txt"), test::txt(9000).substr(6500));
+  const std::string common = "kvsens saliency --model " + file("m") + " --data " + file("held.txt") + " --stats " + file("stats.h5") + " --seq-len 640 --num-samples 2 --threads 1 --window 32";
+  const Outcome o = run(common + " --fraction 0.2 -o " + file("s.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  for (const char* part : {"expected_attention", "probe", "accumulated", "recency", "random", "oracle", "last_probe", "256+", "hit rate", "overlap", "ahead of", "layers that abstain with",
+                           "every layer", "fraction 0.2: 16 of every 80 coded tokens"})
+    EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
+  EXPECT_EQ(o.text.find("text of the statistics"), std::string::npos) << o.text;
+  const nlohmann::json j = nlohmann::json::parse(test::read_file(file("s.json")));
+  EXPECT_EQ(j.at("schema").at("name"), "kvcalib.saliency");
+  EXPECT_EQ(j.at("settings").at("window"), 32);
+  EXPECT_EQ(j.at("settings").at("n_sinks"), 4) << "as the statistics";
+  EXPECT_FALSE(j.at("same_text_as_calibration").get<bool>());
+  ASSERT_EQ(j.at("fractions").size(), 1u);
+  const nlohmann::json& scores = j.at("fractions")[0].at("scores");
+  ASSERT_EQ(scores.size(), 9u);
+  for (const nlohmann::json& score : scores) {
+    const double hit = score.at("total").at("hit_rate").at("mean");
+    EXPECT_TRUE(hit > 0 && hit <= 1 + 1e-12) << score.at("name");
+    EXPECT_EQ(score.at("buckets").size(), 2u) << "rows 256 to 511 and 512 to 639";
+    EXPECT_EQ(score.at("layers").size(), j.at("layers").size());
+  }
+  EXPECT_EQ(j.at("provenance").at("parents").size(), 1u);
+  const auto without_provenance = [&](const std::string& name) {
+    nlohmann::json x = nlohmann::json::parse(test::read_file(file(name)));
+    x.erase("provenance");
+    return x.dump();
+  };
+  const Outcome again = run(common + " --fraction 0.2 --json -o " + file("s2.json"));
+  ASSERT_EQ(again.exit_code, 0) << again.text;
+  EXPECT_EQ(without_provenance("s.json"), without_provenance("s2.json"));
+  EXPECT_NE(again.text.find("\"kvcalib.saliency\""), std::string::npos);
+
+  const Outcome same = run("kvsens saliency --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --seq-len 400 --num-samples 1 --threads 1 -o " + file("s3.json"));
+  EXPECT_EQ(same.exit_code, 0) << same.text;
+  for (const char* part : {"held-out text is needed", "one document has no standard error"}) EXPECT_NE(same.text.find(part), std::string::npos) << same.text;
+  const Outcome dry = run(common + " --dry-run -o " + file("s4.json"));
+  EXPECT_EQ(dry.exit_code, 0) << dry.text;
+  EXPECT_NE(dry.text.find("fractions  0.1, 0.2"), std::string::npos) << dry.text;
+  EXPECT_FALSE(exists("s4.json"));
+}
+
+TEST_F(Kvsens, SaliencyRefusesWhatItCannotDo) {
+  const auto refused = [&](const std::string& arguments, int code, const std::string& part) {
+    const Outcome o = run("kvsens saliency " + arguments);
+    EXPECT_EQ(o.exit_code, code) << arguments << "\n" << o.text;
+    EXPECT_NE(o.text.find(part), std::string::npos) << arguments << "\n" << o.text;
+  };
+  const std::string common = "--model " + file("m") + " --data " + file("a.txt") + " --seq-len 400 --num-samples 1 --threads 1 -o " + file("no.json");
+  const std::string with_stats = common + " --stats " + file("stats.h5");
+  refused("--help", 0, "--fraction");
+  refused("--help > /dev/full", 3, "");
+  refused(common, 2, "--stats");
+  refused("--stats " + file("stats.h5"), 2, "--model");
+  refused(with_stats + " --fraction 0", 2, "--fraction: is 0");
+  refused(with_stats + " --fraction 0.1,,0.2", 2, "--fraction");
+  refused(with_stats + " --fraction 0.7", 2, "--fraction");
+  refused(with_stats + " --fraction x", 2, "--fraction");
+  refused(with_stats + " --fraction ''", 2, "--fraction: is empty");
+  refused(with_stats + " --fraction 0.001", 2, "rounds to no token");
+  refused(with_stats + " --base int4.token.g", 2, "KSCHEME:VSCHEME");
+  refused(with_stats + " --base int5.token.g:int4.token.g", 2, "int5");
+  refused(with_stats + " --salient int8.token.g96", 2, "int8.token.g96");
+  refused(with_stats + " --metric fisher", 2, "--metric: is not an option of kvsens saliency");
+  refused(common + " --stats " + file("absent.h5"), 3, "absent.h5");
+  refused("--model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " -o " + file("no/such/s.json"), 3, "no/such");
+  refused(common + " --stats " + file("a.txt"), 4, "a.txt");
+  refused("--model " + file("other") + " --data " + file("a.txt") + " --seq-len 400 --num-samples 1 --threads 1 --stats " + file("stats.h5") + " -o " + file("no.json"), 5, "stats.h5");
+  refused("--model " + file("m") + " --data " + file("a.txt") + " --seq-len 256 --num-samples 1 --stats " + file("stats.h5") + " -o " + file("no.json"), 6, "later rows to be judged by");
+  EXPECT_FALSE(exists("no.json"));
+  test::write_file(file("plan-like.json"), "{\"schema\": {\"name\": \"kvcalib.plan\", \"version\": \"1.0\"}}\n");
+  refused("--model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " -o " + file("plan-like.json"), 2, "plan-like.json");
 }
 
 TEST_F(Kvsens, DriftMeasuresThePlanAgainstItsLimits) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/write/fake_quant.h"
@@ -44,6 +45,12 @@ std::vector<float> code(const char* scheme, int d, const std::vector<float>& x, 
   const kvrt::Status status = kvrt::fake_quant(args);
   EXPECT_TRUE(status.ok()) << status.text();
   return out;
+}
+/// Codes of a token group whose scale and lo were refitted. Requires: channel `low` has code 0, channel `high` qmax.
+std::vector<float> codes_of(std::vector<float> y, std::size_t low, std::size_t high, float qmax) {
+  const float lo = y[low], step = (y[high] - lo) / qmax;
+  for (float& v : y) v = std::nearbyint((v - lo) / step);
+  return y;
 }
 double cost(const std::vector<double>& h, int d, const std::vector<float>& x, const std::vector<float>& y) {
   double sum = 0;
@@ -105,7 +112,11 @@ TEST(ErrorFeedback, AMomentWithoutDirectionsIsRoundingToNearest) {
   for (float& v : x) v = static_cast<float>(rng.normal());
   for (const std::vector<double>& moment : {h, std::vector<double>(d * d, 0.0)}) {
     const FeedbackTriangle t = feedback_triangle(moment, d);
-    EXPECT_EQ(code("int3.token.g.ef", d, x, t), code("int3.token.g", d, x, t));
+    const std::vector<float> plain = code("int3.token.g", d, x, t), fed_back = code("int3.token.g.ef", d, x, t);
+    for (auto row = plain.begin(), other = fed_back.begin(); row != plain.end(); row += d, other += d) {
+      const auto low = static_cast<std::size_t>(std::min_element(row, row + d) - row), high = static_cast<std::size_t>(std::max_element(row, row + d) - row);
+      EXPECT_EQ(codes_of({other, other + d}, low, high, 7), codes_of({row, row + d}, low, high, 7));
+    }
   }
 }
 
@@ -116,10 +127,14 @@ TEST(ErrorFeedback, TwoChannelsByHand) {
   four.order = {0, 1, 2, 3};
   four.u = {1, -1, 0, 0, 1, 0, 0, 1, 0, 1};
   // 0.4 -> 0, error .4, the second becomes 1.3 + .4 = 1.7 -> 2 (nearest alone: 1).
-  EXPECT_EQ(code("int2.token.g.ef", 4, {0.4f, 1.3f, 0, 3}, four), (std::vector<float>{0, 2, 0, 3}));
+  EXPECT_EQ(codes_of(code("int2.token.g.ef", 4, {0.4f, 1.3f, 0, 3}, four), 2, 3, 3), (std::vector<float>{0, 2, 0, 3}));
   EXPECT_EQ(code("int2.token.g", 4, {0.4f, 1.3f, 0, 3}, four), (std::vector<float>{0, 1, 0, 3}));
   // Clamped: 2.9 -> 3, error -.1; 0.1 - .1 -> 0.
-  EXPECT_EQ(code("int2.token.g.ef", 4, {2.9f, 0.1f, 0, 3}, four), (std::vector<float>{3, 0, 0, 3}));
+  EXPECT_EQ(codes_of(code("int2.token.g.ef", 4, {2.9f, 0.1f, 0, 3}, four), 2, 3, 3), (std::vector<float>{3, 0, 0, 3}));
+  // Codes 0 2 0 3 (mean 1.25) of values of mean 1.175: <x - mean, code - mean> = 5.725, |x - mean|^2 = 5.3275.
+  const std::vector<float> refitted = code("int2.token.g.ef", 4, {0.4f, 1.3f, 0, 3}, four);
+  const float scale = 5.3275f / 5.725f;
+  for (const auto& [i, q] : {std::pair{0, 0.0f}, {1, 2.0f}, {3, 3.0f}}) EXPECT_NEAR(refitted[static_cast<std::size_t>(i)], 1.175f + scale * (q - 1.25f), 2e-3);
 }
 
 // Error feedback is Babai's nearest plane on the lattice of the grid: with H' = B^T B, walk the channels and project out what is left.
@@ -137,7 +152,7 @@ TEST(ErrorFeedback, IsTheNearestPlaneAlgorithm) {
       wide.order.push_back(i < d ? t.order[static_cast<std::size_t>(i)] : static_cast<float>(i));
       for (int j = i; j < d + 2; ++j) wide.u.push_back(i < d && j < d ? t.u[static_cast<std::size_t>(k++)] : i == j ? 1.0f : 0.0f);
     }
-    const std::vector<float> coded = code("int4.token.g.ef", d + 2, x, wide);
+    const std::vector<float> coded = codes_of(code("int4.token.g.ef", d + 2, x, wide), d, d + 1, 15);
     // Fix channels in order; each takes the integer nearest to the minimiser of the cost given the ones before it.
     std::vector<double> error(d, 0.0);
     for (int i = 0; i < d; ++i) {

@@ -135,7 +135,7 @@ TEST(Presets, PairsGroupsAndRefusals) {
 TEST(CandidateLists, DefaultsHoldEachStringOnce) {
   EXPECT_EQ(resolve_candidates("default").name, "default-2");
   EXPECT_EQ(resolve_candidates("default").k, resolve_candidates("default-2").k);
-  for (const auto& [name, n_k, n_v] : {std::tuple("default-1", 19u, 15u), std::tuple("default-2", 40u, 15u)}) {
+  for (const auto& [name, n_k, n_v] : {std::tuple("default-1", 19u, 15u), std::tuple("default-2", 40u, 18u)}) {
     const CandidateList list = resolve_candidates(name);
     EXPECT_EQ(list.name, name);
     EXPECT_EQ(list.k.size(), n_k);

@@ -52,7 +52,8 @@ struct OutputKind {
   const char* schema;  ///< "kvcalib.plan"
 };
 inline constexpr OutputKind kStatsOutput{OutputFormat::kHdf5, "kvcalib.stats"}, kSensOutput{OutputFormat::kHdf5, "kvcalib.sens"};
-inline constexpr OutputKind kPlanOutput{OutputFormat::kJson, "kvcalib.plan"}, kEvalOutput{OutputFormat::kJson, "kvcalib.eval"};
+inline constexpr OutputKind kPlanOutput{OutputFormat::kJson, "kvcalib.plan"}, kEvalOutput{OutputFormat::kJson, "kvcalib.eval"},
+    kSaliencyOutput{OutputFormat::kJson, "kvcalib.saliency"};
 
 /// `--output` that cannot be written, that would replace one of `inputs` (files, model folders; empty names are passed over), or that
 /// would replace a file of another kind (an empty one is nobody's), is found before the work begins, not after. Leaves nothing behind.

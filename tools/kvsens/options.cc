@@ -31,7 +31,7 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   GridOptions& g = o.grid;
   g.run.default_samples = o.evaluate.run.default_samples = 16;
   o.drift.run.default_samples = 128;
-  o.refine.run.default_samples = 8;
+  o.refine.run.default_samples = o.saliency.run.default_samples = 8;
   add_run_options(app, g.run);
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
@@ -58,6 +58,29 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_text(*drift, "--stats", o.drift.stats, "Statistics of kvcalib that the plan was made from", "Input", "FILE");
   add_text(*drift, "--plan", o.drift.plan, "Plan in service: its loss on the fresh text is measured against its monitor limits", "Input", "FILE");
   drift->callback([&o] { o.drift_chosen = true; });
+  CLI::App* saliency = app.add_subcommand("saliency", "Which token scores find what later queries attend to, and in which layers an 8-bit tier for such tokens pays");
+  SaliencyCommand& s = o.saliency;
+  add_run_options(*saliency, s.run);
+  add_text(*saliency, "--stats", s.stats, "Statistics of kvcalib: the queries that future rows are expected to bring", "Input", "FILE");
+  add_text(*saliency, "-o,--output", s.output, "Measurement to write", "Output", "FILE");
+  add_text(*saliency, "--fraction", s.fraction, "Shares of the coded tokens to put into the tier", "Calibration", "F[,F...]");
+  add_text(*saliency, "--base", s.base, "How the other coded tokens are stored", "Calibration", "KSCHEME:VSCHEME");
+  add_text(*saliency, "--salient", s.salient, "How the tier's tokens are stored, keys and values", "Calibration", "SCHEME");
+  add_integer(*saliency, "--sinks", s.n_sinks, -1, kMostTokens, "First tokens of every document, kept exact; -1 = as the statistics", "Calibration");
+  add_integer(*saliency, "--window", s.window, 0, kMostTokens, "Newest tokens, kept exact until their exit block leaves", "Calibration");
+  saliency->callback([&o] { o.saliency_chosen = true; });
+}
+
+std::vector<double> parse_fractions(const std::string& text) {
+  std::vector<double> out;
+  for (const std::string& part : split_list("--fraction", text)) {
+    out.push_back(parse_number("--fraction", part, 0.0, 0.5));
+    if (out.back() == 0.0) fail(ErrorKind::kUsage, "--fraction", "is 0, which is no tier; give a share above 0, at most 0.5");
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  if (out.empty()) fail(ErrorKind::kUsage, "--fraction", "is empty, expected shares such as 0.1,0.2");
+  return out;
 }
 
 std::vector<std::int64_t> parse_windows(const std::string& text) {

@@ -37,15 +37,26 @@ struct RefineCommand {
   std::int64_t joint = 32;
 };
 
+/// kvsens saliency: which scores find the tokens that later queries need.
+struct SaliencyCommand {
+  RunOptions run;
+  std::string stats, fraction = "0.1,0.2", base = "int4.token.g:int4.token.g", salient = "fp8e4m3.token.g", output = "saliency.json";
+  std::int64_t n_sinks = -1, window = 128;
+};
+
 struct KvsensOptions {
   GridOptions grid;
   EvaluateCommand evaluate;
   DriftCommand drift;
   RefineCommand refine;
-  bool evaluate_chosen = false, refine_chosen = false, drift_chosen = false;
+  SaliencyCommand saliency;
+  bool evaluate_chosen = false, refine_chosen = false, drift_chosen = false, saliency_chosen = false;
 };
 
 void declare_kvsens(CLI::App& app, KvsensOptions& options);
+
+/// "0.1,0.2" -> ascending, each once, above 0 and at most 0.5. Throws kUsage naming the option.
+std::vector<double> parse_fractions(const std::string& text);
 
 /// "0,32,128" -> ascending, each once. Throws kUsage naming the option.
 std::vector<std::int64_t> parse_windows(const std::string& text);

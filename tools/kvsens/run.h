@@ -1,5 +1,6 @@
 #pragma once
-// kvsens: model + statistics + text -> sens.h5; kvsens evaluate: plans + text -> eval.json; kvsens drift: statistics + fresh text -> decision.
+// kvsens: model + statistics + text -> sens.h5; kvsens evaluate: plans + text -> eval.json; kvsens drift: statistics + fresh text -> decision;
+// kvsens saliency: statistics + text -> saliency.json.
 
 #include "tools/kvsens/options.h"
 
@@ -11,6 +12,7 @@ int run_kvsens(const KvsensOptions& options, const Invocation& call);
 int run_grid(const GridOptions& options, const Invocation& call);
 /// Returns 1 if the decision is step_up or recalibrate.
 int run_drift(const DriftCommand& options, const Invocation& call);
+int run_saliency(const SaliencyCommand& options, const Invocation& call);
 int run_refine(const RefineCommand& options, const Invocation& call);
 int run_evaluate(const EvaluateCommand& options, const Invocation& call);
 
