@@ -27,10 +27,10 @@ Status cuda_status(cudaError_t error, const char* call) {
 class OnDevice {
  public:
   explicit OnDevice(int index) {
-    cudaGetDevice(&before_);
+    static_cast<void>(cudaGetDevice(&before_));
     status_ = cuda_status(cudaSetDevice(index), "cudaSetDevice");
   }
-  ~OnDevice() { cudaSetDevice(before_); }
+  ~OnDevice() { static_cast<void>(cudaSetDevice(before_)); }
   const Status& status() const { return status_; }
 
  private:
