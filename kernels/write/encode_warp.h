@@ -99,10 +99,9 @@ KVRT_DEVICE void encode_row_warp(const PageCodec& c, const float* x, int slot, s
       return cuda::warp_barrier();
     }
   }
-  if (in_group) {
-  } else if (detail::is_static(c)) {
+  if (detail::is_static(c)) {
     for (int d = lane; d < c.head_dim; d += cuda::kWarp) detail::count_beyond_range(c, x, d, counters);
-  } else {
+  } else if (!in_group) {
     for (int g = lane; g * c.group < c.head_dim; g += cuda::kWarp) detail::store_group_params(c, x, slot, g * c.group, block, counters);
     cuda::warp_barrier();
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "libcalib/base/error.h"
 #include "libcalib/base/model_geometry.h"
 
 namespace calib::sens {
@@ -105,5 +106,11 @@ struct EvalResult {
   std::optional<EvalReplies> reference_replies;
   std::vector<std::string> warnings;
 };
+
+/// Says it, and keeps it in the result.
+inline void warn(EvalResult* result, const LogSink& log, std::string text) {
+  log.warning(text);
+  result->warnings.push_back(std::move(text));
+}
 
 }  // namespace calib::sens

@@ -105,11 +105,6 @@ EvalContender measured(const EvalContender& header, const std::vector<KldRow>& r
   return out;
 }
 
-void warn(EvalResult* result, const LogSink& log, std::string text) {
-  log.warning(text);
-  result->warnings.push_back(std::move(text));
-}
-
 }  // namespace
 
 void evaluate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
@@ -163,6 +158,7 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
     if (!e.indistinguishable) e.flags = length_flags(e.kld_slope, e.buckets, trend_start(e.n_sinks, e.window));
     if (e.total.kld.mean > negative)
       warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));
+    for (std::string& text : length_warnings(e)) warn(result, log, std::move(text));
     result->contenders.push_back(std::move(e));
   }
 }

@@ -249,15 +249,11 @@ void generate(const model::StreamingModel& model, const std::vector<text::Docume
       fail(ErrorKind::kInfeasible, "--depth", "is {}, not past the {} of {}", options.depth, counted(c.header.n_sinks, "sink"), c.header.name);
   const std::vector<text::Document> prompts = prompts_of(documents, options.depth);
   if (prompts.empty()) fail(ErrorKind::kInfeasible, "--depth", "is {}, but no document has as many tokens; give longer text or lower it", options.depth);
-  const auto warn = [&](std::string text) {
-    log.warning(text);
-    result->warnings.push_back(std::move(text));
-  };
   if (prompts.size() < documents.size())
-    warn(fmt::format("{} of {} are shorter than the depth of {} and are not continued", documents.size() - prompts.size(),
+    warn(result, log, fmt::format("{} of {} are shorter than the depth of {} and are not continued", documents.size() - prompts.size(),
                      counted(documents.size(), "document"), options.depth));
   if (options.n_tokens < kLoopsShowTokens)
-    warn(fmt::format("replies of at most {}: loops show from about {} on", counted(options.n_tokens, "token"), kLoopsShowTokens));
+    warn(result, log, fmt::format("replies of at most {}: loops show from about {} on", counted(options.n_tokens, "token"), kLoopsShowTokens));
 
   const LoadedModel loaded(model);
   const auto n = static_cast<std::int64_t>(prompts.size()), runs = static_cast<std::int64_t>(contenders.size());
@@ -270,7 +266,7 @@ void generate(const model::StreamingModel& model, const std::vector<text::Docume
     const std::vector<KldRow> rows = reply_rows(loaded, prompts, replies, contenders[c], options, pool, work);
     EvalGeneration& out = result->contenders[c].generation.emplace(compare(reference, *result->reference_replies, replies, rows, options.end_token));
     if (out.n_catastrophic > 0)
-      warn(fmt::format("{}: {} of {} greedy replies loop or leave the reference (95 % interval of the share {:.3f} to {:.3f})", contenders[c].header.name,
+      warn(result, log, fmt::format("{}: {} of {} greedy replies loop or leave the reference (95 % interval of the share {:.3f} to {:.3f})", contenders[c].header.name,
                        out.n_catastrophic, replies.size(), out.catastrophic_low, out.catastrophic_high));
   }
 }

@@ -8,13 +8,12 @@
 #include <c10/core/GradMode.h>
 
 #include "libcalib/quant/fake_quant.h"
+#include "libcalib/sens/joint_run.h"
 
 namespace calib::sens {
 namespace {
 
 constexpr std::uint64_t kBootstrapSeed = 20240607;  // fixed: standard errors do not depend on --seed
-
-at::Tensor on_cpu(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
 
 // bf16(x) - x: what exact segments add.
 at::Tensor rounding_error(const at::Tensor& x) {

@@ -9,6 +9,7 @@
 #include "libcalib/base/plural.h"
 #include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scheme.h"
+#include "libcalib/sens/metrics.h"
 #include "libcalib/sens/saliency_head.h"
 
 namespace calib::sens {
@@ -20,11 +21,8 @@ std::size_t longest(const std::vector<text::Document>& documents) {
   return n;
 }
 
-int n_buckets(std::size_t n_tokens) {
-  int n = 0;
-  for (std::size_t first = 256; first < n_tokens; first *= 2) ++n;
-  return n;
-}
+/// Position buckets from 256 on.
+int n_buckets(std::size_t n_tokens) { return std::max(0, n_position_buckets(static_cast<std::int64_t>(n_tokens)) - 1); }
 
 class SaliencyTap final : public model::LayerTap {
  public:

@@ -55,6 +55,12 @@ class Kvsens : public testing::Test {
   static std::string inputs(const std::string& model = "m") {
     return "--model " + folder_->file(model) + " --data " + folder_->file("a.txt") + " --seq-len 256 --num-samples 3 --threads 1";
   }
+  /// `part` stands in what kvsens prints.
+  static void expect(const std::string& arguments, int code, const std::string& part) {
+    const Outcome o = run("kvsens " + arguments);
+    EXPECT_EQ(o.exit_code, code) << arguments << "\n" << o.text;
+    EXPECT_NE(o.text.find(part), std::string::npos) << arguments << "\n" << o.text;
+  }
   static std::string file(const std::string& name) { return folder_->file(name); }
   static bool exists(const std::string& name) { return std::filesystem::exists(folder_->file(name)); }
 
@@ -304,11 +310,7 @@ TEST_F(Kvsens, SaliencyRanksTokensOnHeldOutText) {
 }
 
 TEST_F(Kvsens, SaliencyRefusesWhatItCannotDo) {
-  const auto refused = [&](const std::string& arguments, int code, const std::string& part) {
-    const Outcome o = run("kvsens saliency " + arguments);
-    EXPECT_EQ(o.exit_code, code) << arguments << "\n" << o.text;
-    EXPECT_NE(o.text.find(part), std::string::npos) << arguments << "\n" << o.text;
-  };
+  const auto refused = [&](const std::string& arguments, int code, const std::string& part) { expect("saliency " + arguments, code, part); };
   const std::string common = "--model " + file("m") + " --data " + file("a.txt") + " --seq-len 400 --num-samples 1 --threads 1 -o " + file("no.json");
   const std::string with_stats = common + " --stats " + file("stats.h5");
   refused("--help", 0, "--fraction");
@@ -413,11 +415,6 @@ TEST_F(Kvsens, DryRunWritesNothing) {
 }
 
 TEST_F(Kvsens, WrongCommandLines) {
-  const auto expect = [&](const std::string& arguments, int code, const std::string& part) {
-    const Outcome o = run("kvsens " + arguments);
-    EXPECT_EQ(o.exit_code, code) << arguments << "\n" << o.text;
-    EXPECT_NE(o.text.find(part), std::string::npos) << arguments << "\n" << o.text;
-  };
   expect("--help", 0, "evaluate");
   expect("evaluate --help", 0, "--uniform");
   expect("--version", 0, "kvsens");

@@ -36,21 +36,27 @@ TEST(KldRowTest, KnownDistributions) {
   EXPECT_TRUE(self.same_top);
 }
 
-std::vector<KldRow> rows_with_nll_difference(const std::vector<double>& per_document, std::int64_t length) {
+/// Documents of `length` rows each; fill(number of the document, row).
+template <class Fill>
+std::vector<KldRow> documents_of(std::size_t n, std::int64_t length, Fill fill) {
   std::vector<KldRow> rows;
-  for (std::size_t d = 0; d < per_document.size(); ++d)
+  for (std::size_t d = 0; d < n; ++d)
     for (std::int64_t t = 0; t < length; ++t) {
-      KldRow r;
-      r.document = static_cast<std::int32_t>(d);
-      r.position = t;
-      r.nll_ref = 2;
-      r.nll = 2 + per_document[d];
-      r.kld = static_cast<double>(t);
-      r.delta_p = t % 2 == 0 ? 3 : -3;
-      r.same_top = t % 4 != 0;
-      rows.push_back(r);
+      KldRow& r = rows.emplace_back();
+      r.document = static_cast<std::int32_t>(d), r.position = t;
+      fill(d, r);
     }
   return rows;
+}
+
+std::vector<KldRow> rows_with_nll_difference(const std::vector<double>& per_document, std::int64_t length) {
+  return documents_of(per_document.size(), length, [&](std::size_t d, KldRow& r) {
+    r.nll_ref = 2;
+    r.nll = 2 + per_document[d];
+    r.kld = static_cast<double>(r.position);
+    r.delta_p = r.position % 2 == 0 ? 3 : -3;
+    r.same_top = r.position % 4 != 0;
+  });
 }
 
 TEST(KldBlockTest, GoldenG43PairedRatio) {
@@ -132,16 +138,7 @@ TEST(LengthLimit, NeedsConfidenceAndIsNotMovedByOneBucket) {
 
 // KLD factor * (t + 1)^power of each document.
 std::vector<KldRow> power_law(const std::vector<double>& factors, double power, std::int64_t length) {
-  std::vector<KldRow> rows;
-  for (std::size_t d = 0; d < factors.size(); ++d)
-    for (std::int64_t t = 0; t < length; ++t) {
-      KldRow r;
-      r.document = static_cast<std::int32_t>(d);
-      r.position = t;
-      r.kld = factors[d] * std::pow(static_cast<double>(t + 1), power);
-      rows.push_back(r);
-    }
-  return rows;
+  return documents_of(factors.size(), length, [&](std::size_t d, KldRow& r) { r.kld = factors[d] * std::pow(static_cast<double>(r.position + 1), power); });
 }
 
 KldRow single(std::int32_t document, std::int64_t position, double kld) {

@@ -157,11 +157,6 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   PhaseProgress phases(progress, call, result.data.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
   sens::evaluate(*in.model, in.corpus.documents, contenders, settings, pool, &result, log,
                  [&](const sens::EvaluateProgress& p) { phases.update("evaluate", p.done, p.total); });
-  for (const sens::EvalContender& c : result.contenders)
-    for (std::string& text : sens::length_warnings(c)) {
-      log.warning(text);
-      result.warnings.push_back(std::move(text));
-    }
   if (options.generate > 0) {
     const auto prompts = static_cast<std::int64_t>(in.corpus.documents.size()), runs = static_cast<std::int64_t>(contenders.size());
     PhaseProgress replies(progress, call, prompts * (generation.depth + generation.n_tokens) * (1 + 3 * runs));

@@ -64,8 +64,8 @@ def demangle(names: list[str]) -> dict[str, str]:
 
 
 def ptx_targets(source: str, targets: list[str]) -> dict[str, list[str]]:
-    """PTX target -> what is assembled from it, as kernels/CMakeLists.txt does."""
-    parts = {"compute_80": ["sm_80", "sm_90"], "compute_100": ["sm_100", "sm_120"]}
+    """PTX target -> what is assembled from it, as kernels/CMakeLists.txt does; there sm_89 runs the code of sm_80 but for fp8."""
+    parts = {"compute_80": ["sm_80", "sm_89", "sm_90"], "compute_100": ["sm_100", "sm_120"]}
     if "_e8_" in pathlib.Path(source).stem:
         parts = {"compute_80": ["sm_80"], "compute_89": ["sm_89", "sm_90"], "compute_100": ["sm_100", "sm_120"]}
     return {ptx: known for ptx, assembled in parts.items() if (known := [t for t in assembled if t in targets])}
