@@ -236,10 +236,8 @@ std::vector<std::vector<text::TokenId>> greedy_replies(const model::StreamingMod
   return replies_of(LoadedModel(model), prompts, contender, options, pool, work);
 }
 
-void generate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
-              const GenerateOptions& options, ThreadPool& pool, EvalResult* result, const LogSink& log, const EvaluateProgressFn& progress) {
-  const c10::NoGradGuard no_grad;
-  CALIB_CHECK(options.n_tokens > 0 && contenders.size() == result->contenders.size());
+void check_generate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
+                    const GenerateOptions& options) {
   const std::int64_t positions = model.identity().max_positions;
   if (positions > 0 && options.depth + options.n_tokens > positions)
     fail(ErrorKind::kUsage, "--generate", "{} after a prompt of {} pass the model's {} positions; lower --generate or --depth",
@@ -247,8 +245,16 @@ void generate(const model::StreamingModel& model, const std::vector<text::Docume
   for (const Contender& c : contenders)
     if (options.depth <= c.header.n_sinks)
       fail(ErrorKind::kInfeasible, "--depth", "is {}, not past the {} of {}", options.depth, counted(c.header.n_sinks, "sink"), c.header.name);
+  if (std::none_of(documents.begin(), documents.end(), [&](const text::Document& d) { return static_cast<std::int64_t>(d.ids.size()) >= options.depth; }))
+    fail(ErrorKind::kInfeasible, "--depth", "is {}, but no document has as many tokens; give longer text or lower it", options.depth);
+}
+
+void generate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
+              const GenerateOptions& options, ThreadPool& pool, EvalResult* result, const LogSink& log, const EvaluateProgressFn& progress) {
+  const c10::NoGradGuard no_grad;
+  CALIB_CHECK(options.n_tokens > 0 && contenders.size() == result->contenders.size());
+  check_generate(model, documents, contenders, options);
   const std::vector<text::Document> prompts = prompts_of(documents, options.depth);
-  if (prompts.empty()) fail(ErrorKind::kInfeasible, "--depth", "is {}, but no document has as many tokens; give longer text or lower it", options.depth);
   if (prompts.size() < documents.size())
     warn(result, log, fmt::format("{} of {} are shorter than the depth of {} and are not continued", documents.size() - prompts.size(),
                      counted(documents.size(), "document"), options.depth));

@@ -32,9 +32,13 @@ std::vector<std::vector<text::TokenId>> greedy_replies(const model::StreamingMod
                                                        const Contender* contender, const GenerateOptions& options, ThreadPool& pool,
                                                        const EvaluateProgressFn& progress = {});
 
+/// What can be refused before any work. Throws: kUsage (depth + n_tokens past the model's positions), kInfeasible (no document of `depth`
+/// tokens, or prompts not longer than the sinks).
+void check_generate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
+                    const GenerateOptions& options);
+
 /// Fills generation, reference_replies and the contenders' `generation` of a result of evaluate() over the same contenders. All blocks
-/// are in memory at once. Throws: kUsage (depth + n_tokens past the model's positions), kInfeasible (no document of `depth` tokens, or
-/// prompts not longer than the sinks), kMismatch (no head), kNumeric, kUnsupported (packed).
+/// are in memory at once. Throws: as check_generate(), kMismatch (no head), kNumeric, kUnsupported (packed).
 void generate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
               const GenerateOptions& options, ThreadPool& pool, EvalResult* result, const LogSink& log = {}, const EvaluateProgressFn& progress = {});
 

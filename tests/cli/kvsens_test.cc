@@ -440,6 +440,8 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect(inputs() + " --candidates int5.token.g", 2, "int5");
   expect("evaluate " + inputs(), 2, "--plan");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --depth 64", 2, "--generate");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --generate 8 --depth 300 --dry-run", 6, "no document has as many tokens");  // before any work
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --generate 8 --depth 3 --sinks 4 --dry-run", 6, "not past the 4 sinks");
   expect("evaluate " + inputs() + " --plan " + file("absent.json"), 3, "absent.json");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --backend gguf", 2, "expected fake or kvrt");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("no/such/e.json"), 3, "no/such");

@@ -136,6 +136,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   generation.end_token = in.end_token;
   generation.packed = settings.packed;
   generation.cache_memory_bytes = options.run.hidden_mem;
+  if (options.generate > 0) sens::check_generate(*in.model, in.corpus.documents, contenders, generation);
   if (options.run.dry_run) return dry_run(options, call, in, contenders, settings, generation);
 
   sens::EvalResult result;
