@@ -55,6 +55,44 @@ void read_params(const H5Reader& file, SensResult& out) {
       }
 }
 
+struct JointColumn {
+  const char* name;
+  std::vector<std::int64_t> sens::JointRuns::*values;
+};
+constexpr JointColumn kJointColumns[] = {{"k", &sens::JointRuns::k}, {"v", &sens::JointRuns::v}, {"window", &sens::JointRuns::window}};
+struct JointResult {
+  const char* name;
+  std::vector<double> sens::JointRuns::*values;
+};
+constexpr JointResult kJointResults[] = {{"kld", &sens::JointRuns::kld}, {"kld_se", &sens::JointRuns::kld_se}, {"ln_ppl_ratio", &sens::JointRuns::ln_ppl_ratio}};
+
+void write_joint(H5Writer& file, const sens::JointRuns& joint) {
+  file.group("/joint");
+  const auto n_runs = static_cast<std::int64_t>(joint.size());
+  for (const JointColumn& c : kJointColumns) file.write(std::string("/joint/") + c.name, view(joint.*c.values), {n_runs, static_cast<std::int64_t>(joint.n_layers)});
+  for (const JointResult& r : kJointResults) file.write(std::string("/joint/") + r.name, view(joint.*r.values), {n_runs});
+  io::write_data(file, "/joint/data", joint.data);
+  io::write_provenance(file, "/joint/provenance", joint.provenance);
+}
+
+sens::JointRuns read_joint(const H5Reader& file, const SensResult& sens) {
+  sens::JointRuns out;
+  out.n_layers = sens.model.layers.size();
+  const Shape runs = file.shape("/joint/kld");
+  if (runs.size() != 1) file.wrong("/joint/kld", fmt::format("has {} dimensions, expected 1", runs.size()));
+  for (const JointColumn& c : kJointColumns) {
+    const std::string name = std::string("/joint/") + c.name;
+    out.*c.values = file.read<std::int64_t>(name, {runs[0], static_cast<std::int64_t>(out.n_layers)});
+    const std::size_t n = c.values == &sens::JointRuns::window ? sens.windows.size() : sens.schemes.size();
+    for (const std::int64_t i : out.*c.values)
+      if (i < 0 || static_cast<std::size_t>(i) >= n) file.wrong(name, fmt::format("holds {}, expected 0 to {}", i, static_cast<std::int64_t>(n) - 1));
+  }
+  for (const JointResult& r : kJointResults) out.*r.values = file.read<double>(std::string("/joint/") + r.name, runs);
+  out.data = io::read_data(file, "/joint/data");
+  out.provenance = io::read_provenance(file, "/joint/provenance");
+  return out;
+}
+
 }  // namespace
 
 void write_sens_file(const std::string& path, const SensResult& result) {
@@ -99,6 +137,7 @@ void write_sens_file(const std::string& path, const SensResult& result) {
     }
     file.write(group + "/by_bucket", view(table.by_bucket), score_shape(result, true));
   }
+  if (result.joint) write_joint(file, *result.joint);
   io::write_provenance(file, "/provenance", result.provenance);
   file.finish();
 }
@@ -140,6 +179,7 @@ SensResult read_sens_file(const std::string& path) {
     for (const Field& field : kFields) table.*field.values = file.read<double>("/score/" + metric + "/" + field.name, score_shape(out, false));
     table.by_bucket = file.read<double>("/score/" + metric + "/by_bucket", score_shape(out, true));
   }
+  if (file.has("/joint")) out.joint = read_joint(file, out);
   return out;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "libcalib/plan/joint.h"
 #include "libcalib/quant/scheme.h"
 
 namespace calib::plan {
@@ -106,8 +107,30 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
     log.note(fmt::format("4 or more query heads per KV head: K keeps at least 4 bits (token groups) or 3 (channel groups); left out: {}",
                          fmt::join(held_back, " ")));
   elements_ = cache_elements(layers, accounting_);
+  fit_predictions();
+  if (fit_ && !fit_->reliable())
+    log.warning(fmt::format("predictions are unreliable: {} joint runs give a slope of {:.2f} and a rank correlation of {:.2f}; measure the plan (kvsens refine)", fit_->n_runs,
+                            fit_->slope, fit_->spearman));
   restrict(log);
   count_bytes();
+}
+
+/// The slope between what the joint runs of sens.h5 lost and what this metric's sums predict.
+void Candidates::fit_predictions() {
+  if (!sens_.joint || !metric_in_nats()) return;
+  const sens::JointRuns& joint = *sens_.joint;
+  CALIB_CHECK(joint.n_layers == n_layers());
+  std::vector<JointRun> runs;
+  for (std::size_t r = 0; r < joint.size(); ++r) {
+    double predicted = 0;
+    for (std::size_t l = 0; l < n_layers(); ++l) {
+      const std::size_t i = r * n_layers() + l;
+      const auto window = static_cast<std::size_t>(joint.window[i]);
+      predicted += score(l, Side::kK, static_cast<std::size_t>(joint.k[i]), window) + score(l, Side::kV, static_cast<std::size_t>(joint.v[i]), window);
+    }
+    if (predicted > 0 && joint.kld[r] > 0) runs.push_back({predicted, joint.kld[r], joint.ln_ppl_ratio[r]});
+  }
+  if (runs.size() >= kLeastJointRuns) fit_ = fit_joint(runs);
 }
 
 /// Takes what the target does not allow out of `allowed_`.
@@ -201,12 +224,12 @@ bool Candidates::allowed(std::size_t layer, Side side, std::size_t scheme) const
 }
 
 double Candidates::score(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const {
-  return table_->mean[sens_.index(unit(layer, side), scheme, window)];
+  return slope() * table_->mean[sens_.index(unit(layer, side), scheme, window)];
 }
 
 double Candidates::standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const {
   const double se = table_->se[sens_.index(unit(layer, side), scheme, window)];
-  return std::isfinite(se) ? se : 0.0;
+  return std::isfinite(se) ? slope() * se : 0.0;
 }
 
 std::int64_t Candidates::bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const {

@@ -7,6 +7,7 @@
 
 #include "libcalib/base/error.h"
 #include "libcalib/plan/cost_model.h"
+#include "libcalib/plan/plan.h"
 #include "libcalib/plan/restrictions.h"
 #include "libcalib/plan/solver.h"
 #include "libcalib/sens/sens_result.h"
@@ -18,7 +19,7 @@ struct LayerOption {
   std::size_t k = 0, v = 0, window = 0;
   std::int64_t bytes = 0;
   std::int64_t constants = 0;  ///< plan constants, shared by all sequences
-  double score = 0;            ///< S_K + S_V
+  double score = 0;            ///< S_K + S_V, times the slope of joint runs where sens.h5 holds them
 };
 
 /// Layers that are decided together, and the ways to store them: bytes, constants and score are sums over the layers.
@@ -46,6 +47,12 @@ class Candidates {
   const Restrictions& restrictions() const { return restrictions_; }
   const std::string& metric() const { return metric_; }
   bool metric_in_nats() const;
+  /// What the joint runs of sens.h5 say of sums of this metric; empty without them, or if it is not in nats.
+  const std::optional<JointFit>& fit() const { return fit_; }
+  /// Scores and standard errors here are those of sens.h5 times this.
+  double slope() const { return fit_ ? fit_->slope : 1.0; }
+  /// ln PPL ratio over KL; 1 where nothing (or nothing positive) was measured.
+  double kappa() const { return fit_ && fit_->kappa > 0 ? fit_->kappa : 1.0; }
   std::size_t n_layers() const { return sens_.model.layers.size(); }
   const kvrt::Scheme& scheme(std::size_t i) const { return schemes_[i]; }
   std::int64_t elements() const { return elements_; }
@@ -71,6 +78,7 @@ class Candidates {
   std::vector<LayerGroup> groups(const std::vector<std::size_t>& windows, const Filter& filter = {}, bool with_constants = false) const;
 
  private:
+  void fit_predictions();
   std::size_t cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t window, std::size_t exit_class) const;
   void restrict(const LogSink& log);
   void count_bytes();
@@ -83,6 +91,7 @@ class Candidates {
   Restrictions restrictions_;
   std::string metric_;
   const sens::ScoreTable* table_ = nullptr;
+  std::optional<JointFit> fit_;
   std::vector<kvrt::Scheme> schemes_;
   std::vector<std::size_t> unit_of_;        ///< [layers, 2]
   std::vector<std::uint8_t> allowed_;       ///< [layers, 2, schemes]

@@ -47,7 +47,7 @@ std::size_t scheme_index(const Candidates& c, std::size_t layer, Side side, cons
 }  // namespace
 
 JointFit fit_joint(std::span<const JointRun> runs) {
-  CALIB_CHECK(runs.size() >= 3);
+  CALIB_CHECK(runs.size() >= kLeastJointRuns);
   JointFit fit;
   fit.n_runs = runs.size();
   std::vector<double> predicted, measured;

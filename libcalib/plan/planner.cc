@@ -169,7 +169,8 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
 
   fill_summary(plan, candidates.accounting());
   CALIB_CHECK(plan.summary.bytes == found.bytes);
-  plan.summary.predicted = Prediction{candidates.metric(), found.score, found.se, candidates.metric_in_nats(), true, {}};
+  plan.summary.predicted =
+      Prediction{candidates.metric(), found.score / candidates.slope(), found.se / candidates.slope(), candidates.metric_in_nats(), !candidates.fit(), candidates.fit()};
   plan.summary.gap = found.solution.gap();
   plan.summary.proven = found.solution.proven;
   plan.frontier = frontier(candidates, request.limits.window_per_layer);

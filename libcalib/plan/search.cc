@@ -159,11 +159,11 @@ double lowest_limit(const Candidates& c, const std::vector<Problem>& problems) {
   return needed_limit(c, *best);
 }
 
-/// A limit in nats as it was asked for. Rounded up, so that it is met when it is typed back in.
-std::string limit_text(const Limits& limits, double nats) {
+/// A limit on KL as it was asked for. Rounded up, so that it is met when it is typed back in.
+std::string limit_text(const Candidates& c, const Limits& limits, double nats) {
   // expm1: a ratio just above 1 keeps its digits.
   if (!limits.as_ppl_ratio) return rounded_up(nats);
-  const double excess = std::strtod(rounded_up(std::expm1(nats)).c_str(), nullptr);
+  const double excess = std::strtod(rounded_up(std::expm1(c.kappa() * nats)).c_str(), nullptr);
   return fmt::format("{:.{}f}", 1 + excess, std::clamp(2 - static_cast<int>(std::floor(std::log10(excess))), 0, 15));
 }
 
@@ -181,11 +181,11 @@ Found within_score(const Candidates& c, const std::vector<Problem>& problems, do
   }
   const std::string loosened = restriction_fix(c, [&](const Candidates& free) -> std::string {
     const double reached = lowest_limit(free, problems_of(free, limits.window_per_layer));
-    return reached <= limit ? fmt::format("{} can be met", limit_text(limits, reached)) : "";
+    return reached <= limit ? fmt::format("{} can be met", limit_text(c, limits, reached)) : "";
   });
   const char* const what = limits.as_ppl_ratio ? "PPL ratio" : "KL";
   fail(ErrorKind::kInfeasible, fmt::format("predicted {} <= {}", what, limits.asked.empty() ? fmt::format("{:.6g}", limit) : limits.asked), "the lowest limit that these candidates{} can meet is {}{}; {}",
-       c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", limit_text(limits, lowest_limit(c, problems)),
+       c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", limit_text(c, limits, lowest_limit(c, problems)),
        c.wide_groups() ? fmt::format(" ({} x prediction + 1 SE: 4 or more query heads per KV head)", kWideGroupFactor) : "",
        loosened.empty() ? "ask for that, or score wider schemes (kvsens --candidates bf16,int8.channel.g64.pre,…)" : loosened);
 }
@@ -222,8 +222,8 @@ std::vector<std::vector<std::size_t>> window_sets(const Candidates& candidates, 
 }
 
 Profile profile_of(const std::string& name) {
-  if (name == "accuracy") return {16.0 / 3.0, 8.0, std::log(1.02)};
-  if (name == "compact") return {16.0 / 6.0, 4.0, 0.05};  // mean KLD <= 0.05 is tighter than ln 1.10
+  if (name == "accuracy") return {16.0 / 3.0, 8.0, 1.02, std::numeric_limits<double>::infinity()};
+  if (name == "compact") return {16.0 / 6.0, 4.0, 1.10, 0.05};
   fail(ErrorKind::kUsage, "--profile " + name, "unknown profile; known: accuracy (8.0 to 5.33 effective bits), compact (4.0 to 2.67)");
 }
 
@@ -255,20 +255,25 @@ Found search(const Candidates& c, const Limits& limits) {
   if (!c.metric_in_nats())
     fail(ErrorKind::kUsage, "--metric " + c.metric(), "a limit on KL or PPL needs a metric in nats (fisher_softmax, logit_kl); use --budget instead");
   const std::vector<Problem> problems = problems_of(c, limits.window_per_layer);
-  if (limits.profile.empty()) return within_score(c, problems, limits.max_score, limits);
+  if (limits.profile.empty()) {
+    Found found = within_score(c, problems, limits.as_ppl_ratio ? limits.max_score / c.kappa() : limits.max_score, limits);
+    found.limit_score = limits.max_score;
+    return found;
+  }
 
   const Profile profile = profile_of(limits.profile);
-  Found found = within_score(c, problems, profile.max_kl, limits);
+  const double max_kl = std::min(profile.max_kl, std::log(profile.max_ppl_ratio) / c.kappa());
+  Found found = within_score(c, problems, max_kl, limits);
   const auto bytes_at = [&](double bits) { return budget_bytes({Budget::Kind::kEffectiveBits, bits, ""}, c.elements(), 1, 1); };
   if (found.bytes > bytes_at(profile.max_bits))
     fail(ErrorKind::kInfeasible, "--profile " + limits.profile, "predicted KL <= {:.6f} needs {} effective bits at T={}, the profile ends at {:.2f}; use --profile accuracy, --max-kl or --budget",
-         profile.max_kl, bits_that_allow(found.bytes, c.elements()), c.accounting().context_tokens, profile.max_bits);
+         max_kl, bits_that_allow(found.bytes, c.elements()), c.accounting().context_tokens, profile.max_bits);
   if (found.bytes < bytes_at(profile.min_bits)) {  // the band's lower end buys accuracy that the profile's users expect
     const std::int64_t limit = std::max(bytes_at(profile.min_bits), least_bytes_of(problems));
     found = *best_within(c, problems, limit);
     found.limit_bytes = limit;
   }
-  found.limit_score = profile.max_kl;
+  found.limit_score = max_kl;
   return found;
 }
 

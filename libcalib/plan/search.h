@@ -15,8 +15,8 @@ namespace calib::plan {
 /// Exactly one of budget, max_score and profile.
 struct Limits {
   std::optional<Budget> budget;
-  double max_score = 0;          ///< predicted KL in nats; 0 = none
-  bool as_ppl_ratio = false;     ///< max_score was asked for as its exponential, a perplexity ratio: messages say it so
+  double max_score = 0;          ///< predicted KL in nats, or the ln of a perplexity ratio; 0 = none
+  bool as_ppl_ratio = false;     ///< max_score is the ln of a perplexity ratio (kappa x KL)
   std::string asked;             ///< max_score as it was typed, for messages; empty = the number
   std::string profile;           ///< "accuracy", "compact" or empty
   bool window_per_layer = false;
@@ -50,7 +50,8 @@ Found search(const Candidates& candidates, const Limits& limits);
 
 /// Band and limits of a profile (METHODS.md 8). Throws kUsage naming the known ones.
 struct Profile {
-  double min_bits = 0, max_bits = 0, max_kl = 0;
+  double min_bits = 0, max_bits = 0;
+  double max_ppl_ratio = 1, max_kl = 0;  ///< both hold
 };
 Profile profile_of(const std::string& name);
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,16 @@ struct FittedArray {
   std::vector<float> values;
 };
 
+/// Combinations of units measured as a whole (`kvsens joint`), on text that neither the statistics nor the scores have seen.
+struct JointRuns {
+  DataIdentity data;
+  Provenance provenance;
+  std::size_t n_layers = 0;
+  std::vector<std::int64_t> k, v, window;          ///< [runs, n_layers]: positions in SensResult's schemes and windows
+  std::vector<double> kld, kld_se, ln_ppl_ratio;   ///< [runs]: mean KL and its standard error in nats, ln of the perplexity ratio
+  std::size_t size() const { return kld.size(); }
+};
+
 struct SensResult {
   ModelIdentity model;
   DataIdentity data, calibration_data;
@@ -43,6 +54,7 @@ struct SensResult {
   int n_buckets = 0;
   std::map<std::string, ScoreTable> scores;  ///< by metric name
   std::map<std::string, std::vector<FittedArray>> params;  ///< key "<ll>/<k|v>/<scheme>"
+  std::optional<JointRuns> joint;
 
   std::size_t index(std::size_t unit, std::size_t scheme, std::size_t window) const {
     return (unit * schemes.size() + scheme) * windows.size() + window;

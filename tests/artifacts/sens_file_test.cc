@@ -21,6 +21,45 @@ void expect_bits(const std::vector<double>& a, const std::vector<double>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) << i;
 }
 
+sens::SensResult with_joint_runs() {
+  sens::SensResult out = test::example_sens();
+  sens::JointRuns joint;
+  joint.data = out.data, joint.data.documents_sha256 = std::string(64, 'd');
+  joint.provenance = out.provenance;
+  joint.n_layers = out.model.layers.size();
+  for (std::size_t r = 0; r < 3; ++r) {
+    for (std::size_t l = 0; l < joint.n_layers; ++l)
+      joint.k.push_back(static_cast<std::int64_t>((r + l) % out.schemes.size())), joint.v.push_back(0), joint.window.push_back(static_cast<std::int64_t>(out.windows.size()) - 1);
+    joint.kld.push_back(0.25 / (1 + static_cast<double>(r))), joint.kld_se.push_back(0.01), joint.ln_ppl_ratio.push_back(-0.5);
+  }
+  out.joint = joint;
+  return out;
+}
+
+TEST(SensFile, JointRunsComeBack) {
+  const TempFolder folder;
+  const sens::SensResult written = with_joint_runs();
+  write_sens_file(folder.file("sens.h5"), written);
+  const sens::SensResult read = read_sens_file(folder.file("sens.h5"));
+  ASSERT_TRUE(read.joint);
+  EXPECT_EQ(read.joint->n_layers, written.joint->n_layers);
+  EXPECT_EQ(read.joint->k, written.joint->k);
+  EXPECT_EQ(read.joint->v, written.joint->v);
+  EXPECT_EQ(read.joint->window, written.joint->window);
+  EXPECT_EQ(read.joint->kld, written.joint->kld);
+  EXPECT_EQ(read.joint->kld_se, written.joint->kld_se);
+  EXPECT_EQ(read.joint->ln_ppl_ratio, written.joint->ln_ppl_ratio);
+  test::expect_equal(read.joint->data, written.joint->data);
+}
+
+TEST(SensFile, JointRunsNameSchemesThatAreThere) {
+  const TempFolder folder;
+  sens::SensResult wrong = with_joint_runs();
+  wrong.joint->v.back() = static_cast<std::int64_t>(wrong.schemes.size());
+  write_sens_file(folder.file("sens.h5"), wrong);
+  expect_error([&] { read_sens_file(folder.file("sens.h5")); }, ErrorKind::kFormat, {"/joint/v", "holds " + std::to_string(wrong.schemes.size())});
+}
+
 TEST(SensFile, RoundTrip) {
   const TempFolder folder;
   const sens::SensResult written = test::example_sens();

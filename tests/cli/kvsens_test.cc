@@ -404,6 +404,38 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   EXPECT_LE(artifacts::read_plan(file("t2.json")).summary.measured->kld, artifacts::read_plan(file("t.json")).request.max_kl);
 }
 
+TEST_F(Kvsens, JointRunsFitThePredictionsOfEveryPlan) {
+  test::write_file(file("scores.txt"), test::txt(6000).substr(3000));
+  test::write_file(file("verify.txt"), "Verification text. " + test::txt(9000).substr(6000));
+  const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
+  ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 0,32 --candidates int8.token.g,int4.token.g,int3.token.g,int2.token.g -o " + file("r.h5")).exit_code, 0);
+  const std::string joint = "kvsens joint " + model + "--sens " + file("r.h5") + " --runs 8";
+  const Outcome seen = run(joint + " --data " + file("scores.txt") + " -o " + file("no.h5"));
+  EXPECT_EQ(seen.exit_code, 5) << seen.text;
+  EXPECT_FALSE(exists("no.h5"));
+  EXPECT_EQ(run(joint + " --data " + file("verify.txt") + " --metric attn_out -o " + file("no.h5")).exit_code, 2);
+  const Outcome o = run(joint + " --data " + file("verify.txt") + " -o " + file("fitted.h5"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  for (const char* part : {"fisher_softmax", "measured = ", "Spearman"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+  const sens::SensResult fitted = artifacts::read_sens_file(file("fitted.h5"));
+  ASSERT_TRUE(fitted.joint);
+  EXPECT_EQ(fitted.joint->size(), 8u);
+  EXPECT_NE(std::count(fitted.joint->window.begin(), fitted.joint->window.end(), 0), 0);
+  EXPECT_NE(std::count(fitted.joint->window.begin(), fitted.joint->window.end(), 1), 0);
+  for (const double kld : fitted.joint->kld) EXPECT_GT(kld, 0.0);
+
+  ASSERT_EQ(run("kvplan --sens " + file("r.h5") + " --budget 11 --context 4096 -o " + file("plain.json")).exit_code, 0);
+  const Outcome made = run("kvplan --sens " + file("fitted.h5") + " --budget 11 --context 4096 -o " + file("fitted.json"));
+  ASSERT_EQ(made.exit_code, 0) << made.text;
+  EXPECT_NE(made.text.find("from 8 joint runs"), std::string::npos) << made.text;
+  const plan::Plan plain = artifacts::read_plan(file("plain.json")), plan = artifacts::read_plan(file("fitted.json"));
+  EXPECT_NEAR(plan.summary.predicted->kl(), plan.summary.predicted->joint->slope * plain.summary.predicted->kl(), 1e-9 * plain.summary.predicted->kl());
+  // Once more onto the same file: the runs are replaced.
+  EXPECT_EQ(run(joint + " --data " + file("verify.txt") + " -o " + file("r.h5")).exit_code, 0);
+  EXPECT_EQ(run(joint + " --data " + file("verify.txt") + " -o " + file("r.h5")).exit_code, 0);
+  EXPECT_EQ(artifacts::read_sens_file(file("r.h5")).joint->kld, fitted.joint->kld);
+}
+
 TEST_F(Kvsens, DryRunWritesNothing) {
   const Outcome grid = run("kvsens " + inputs() + " --stats " + file("stats.h5") + " --dry-run -o " + file("dry.h5"));
   EXPECT_EQ(grid.exit_code, 0) << grid.text;

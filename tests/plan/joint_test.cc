@@ -44,6 +44,69 @@ TEST(JointFit, OneRunOffIsTheWorstAndDisorderIsUnreliable) {
   EXPECT_FALSE(fit_joint(runs).reliable()) << "twice the prediction is outside the limits however well ordered";
 }
 
+/// The sums of `sens` times `slope` as measured loss, perplexity by `kappa`.
+void add_joint_runs(sens::SensResult& sens, double slope, double kappa) {
+  const Candidates candidates(sens, Accounting{}, "");
+  sens::JointRuns joint;
+  joint.n_layers = candidates.n_layers();
+  for (const std::size_t window : {0u, 1u})
+    for (const auto& choice : joint_samples(candidates, window, 6, 1)) {
+      for (const LayerOption& o : choice)
+        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.window.push_back(static_cast<std::int64_t>(o.window));
+      joint.kld.push_back(slope * predicted_score(choice)), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(kappa * joint.kld.back());
+    }
+  sens.joint = std::move(joint);
+}
+
+TEST(JointFit, ScoresFileWithRunsGivesFittedPlans) {
+  sens::SensResult sens = scores(12);
+  SearchRequest request;
+  request.limits.budget = parse_budget("4.5");
+  const Plan plain = search_plan(sens, {}, request);
+  EXPECT_TRUE(plain.summary.predicted->unfitted);
+  add_joint_runs(sens, 1.4, 0.5);
+  const Plan fitted = search_plan(sens, {}, request);
+  ASSERT_TRUE(fitted.summary.predicted->joint);
+  EXPECT_FALSE(fitted.summary.predicted->unfitted);
+  EXPECT_EQ(fitted.summary.predicted->joint->n_runs, 12u);
+  EXPECT_NEAR(fitted.summary.predicted->joint->slope, 1.4, 1e-9);
+  EXPECT_NEAR(fitted.summary.predicted->score, plain.summary.predicted->score, 1e-12);
+  EXPECT_NEAR(fitted.summary.predicted->kl(), 1.4 * plain.summary.predicted->score, 1e-12);
+  EXPECT_NEAR(fitted.summary.predicted->ln_ppl_ratio(), 0.7 * plain.summary.predicted->score, 1e-12);
+  ASSERT_FALSE(fitted.baselines.empty());
+  EXPECT_NEAR(fitted.baselines.front().score, 1.4 * plain.baselines.front().score, 1e-12);
+  // A metric without nats predicts no KL, with or without runs.
+  sens.scores["attn_out"] = sens.scores["fisher_vec"];
+  EXPECT_FALSE(Candidates(sens, Accounting{}, "attn_out").fit());
+}
+
+TEST(JointFit, LimitsAreOnTheFittedLoss) {
+  sens::SensResult sens = scores(12);
+  add_joint_runs(sens, 1.4, 0.5);
+  SearchRequest request;
+  request.limits.max_score = 2.0;
+  const Plan kl = search_plan(sens, {}, request);
+  EXPECT_LE(kl.summary.predicted->kl(), 2.0);
+  EXPECT_GT(kl.summary.predicted->kl(), 1.9);  // twelve layers of five schemes come close
+  EXPECT_EQ(kl.request.max_kl, 2.0);
+  request.limits.as_ppl_ratio = true;
+  const Plan ratio = search_plan(sens, {}, request);
+  EXPECT_LE(ratio.summary.predicted->ln_ppl_ratio(), 2.0);
+  EXPECT_GT(ratio.summary.predicted->kl(), 3.0);
+  EXPECT_EQ(ratio.request.max_kl, 2.0);
+}
+
+TEST(JointFit, UnreliableRunsWarn) {
+  sens::SensResult sens = scores(12);
+  add_joint_runs(sens, 3.0, 1.0);
+  std::vector<std::string> warnings;
+  LogSink log;
+  log.warning = [&](const std::string& text) { warnings.push_back(text); };
+  const Candidates candidates(sens, Accounting{}, "", log);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings.front().find("slope of 3.00"), std::string::npos) << warnings.front();
+}
+
 TEST(JointSamples, SpreadOverTheFrontierAndDiffer) {
   const sens::SensResult sens = scores(12);
   const Candidates candidates(sens, Accounting{}, "");

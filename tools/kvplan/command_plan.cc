@@ -136,7 +136,7 @@ plan::SearchRequest search_request(const KvplanOptions& o) {
     request.limits.asked = o.max_kl;
     request.limit_text = "max-kl " + o.max_kl;
   } else if (!o.max_ppl_ratio.empty()) {
-    request.limits.max_score = std::log(plan::parse_above(1, o.max_ppl_ratio, "--max-ppl-ratio", "1.02"));  // kappa = 1: unfitted, as the plan says
+    request.limits.max_score = std::log(plan::parse_above(1, o.max_ppl_ratio, "--max-ppl-ratio", "1.02"));
     request.limits.as_ppl_ratio = true;
     request.limits.asked = o.max_ppl_ratio;
     request.limit_text = "max-ppl-ratio " + o.max_ppl_ratio;
@@ -188,7 +188,7 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
     if (step.rule == "bf16" || step.rule == "margin") fmt::print("{}\n", to_valid_utf8(step.text));
   if (!plan.baselines.empty()) {
     fmt::print("\nthe same budget spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
-    fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->score);
+    fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->in_nats ? plan.summary.predicted->kl() : plan.summary.predicted->score);
     for (const plan::Baseline& b : plan.baselines)
       fmt::print("{:>8.3f}  {:>11}  {}{}\n", b.effective_bits, b.feasible || b.score > 0 ? fmt::format("{:.4e}", b.score) : "-", b.description, b.feasible ? "" : " (over the budget: none of its kind fits)");
     fmt::print("\n");

@@ -31,7 +31,7 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   GridOptions& g = o.grid;
   g.run.default_samples = o.evaluate.run.default_samples = 16;
   o.drift.run.default_samples = 128;
-  o.refine.run.default_samples = o.saliency.run.default_samples = 8;
+  o.refine.run.default_samples = o.joint.run.default_samples = o.saliency.run.default_samples = 8;
   add_run_options(app, g.run);
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
@@ -53,6 +53,13 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_text(*refine, "-o,--output", o.refine.output, "Plan to write, with what was measured; may be the same file", "Output", "FILE");
   add_integer(*refine, "--joint", o.refine.joint, 0, 1024, "Combinations of units to measure, from which predictions are fitted; 0 = none", "Calibration");
   refine->callback([&o] { o.refine_chosen = true; });
+  CLI::App* joint = app.add_subcommand("joint", "Combinations of units measured as a whole, so that kvplan can say how far sums of scores are off");
+  add_run_options(*joint, o.joint.run);
+  add_text(*joint, "--sens", o.joint.sens, "Scores whose sums are tested", "Input", "FILE");
+  add_text(*joint, "-o,--output", o.joint.output, "The same scores with the measurements; may be the same file", "Output", "FILE");
+  add_integer(*joint, "--runs", o.joint.n_runs, static_cast<std::int64_t>(3), 1024, "Combinations to measure, shared out over the scored windows", "Calibration");
+  add_text(*joint, "--metric", o.joint.metric, "Score by which they are chosen; unset: the one that kvplan spends", "Calibration", "NAME");
+  joint->callback([&o] { o.joint_chosen = true; });
   CLI::App* drift = app.add_subcommand("drift", "Whether fresh text still fits the statistics, and the plan its limits; exit 1 if something must be done");
   add_run_options(*drift, o.drift.run);
   add_text(*drift, "--stats", o.drift.stats, "Statistics of kvcalib that the plan was made from", "Input", "FILE");

@@ -37,6 +37,13 @@ struct RefineCommand {
   std::int64_t joint = 32;
 };
 
+/// kvsens joint: whether the scores of sens.h5 add up.
+struct JointCommand {
+  RunOptions run;
+  std::string sens, output = "sens.h5", metric;
+  std::int64_t n_runs = 32;
+};
+
 /// kvsens saliency: which scores find the tokens that later queries need.
 struct SaliencyCommand {
   RunOptions run;
@@ -49,8 +56,9 @@ struct KvsensOptions {
   EvaluateCommand evaluate;
   DriftCommand drift;
   RefineCommand refine;
+  JointCommand joint;
   SaliencyCommand saliency;
-  bool evaluate_chosen = false, refine_chosen = false, drift_chosen = false, saliency_chosen = false;
+  bool evaluate_chosen = false, refine_chosen = false, joint_chosen = false, drift_chosen = false, saliency_chosen = false;
 };
 
 void declare_kvsens(CLI::App& app, KvsensOptions& options);

@@ -4,19 +4,16 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "kernels/core/layout.h"
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/sens_file.h"
 #include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
-#include "libcalib/base/thread_pool.h"
 #include "libcalib/plan/joint.h"
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
-#include "libcalib/sens/evaluate.h"
-#include "libcalib/sens/kld_block.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
+#include "tools/kvsens/joint_verifier.h"
 #include "tools/kvsens/run.h"
 
 namespace calib::tools {
@@ -44,65 +41,6 @@ plan::SearchRequest request_of(const plan::Plan& plan) {
   return request;
 }
 
-/// What a runtime would keep of these options. Throws kInfeasible if no token of the text would be coded.
-sens::Contender contender_of(const plan::Candidates& candidates, const std::vector<plan::LayerOption>& choice, const std::string& name, const text::Corpus& corpus) {
-  const sens::SensResult& sens = candidates.sens();
-  sens::Contender out;
-  out.header.name = name;
-  out.header.kind = "plan";
-  out.header.n_sinks = sens.n_sinks;
-  out.header.window = sens.windows[choice.front().window];
-  for (std::size_t l = 0; l < choice.size(); ++l) {
-    const auto unit = [&](Side side, std::size_t scheme) {
-      sens::UnitCandidate u{scheme, candidates.scheme(scheme), {}};
-      if (kvrt::needs_calibration(u.scheme)) u.params = plan::params_from_sens(sens, sens.model.layers[l], side, sens.schemes[scheme]);
-      return u;
-    };
-    sens::LayerChange layer;
-    layer.k = unit(Side::kK, choice[l].k), layer.v = unit(Side::kV, choice[l].v);
-    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].window], 0.0);
-    out.layers.push_back(std::move(layer));
-  }
-  check_something_is_coded(out, corpus.longest());
-  return out;
-}
-
-/// Joint measurements on the verification text.
-class Verifier {
- public:
-  Verifier(const Inputs& in, const plan::Candidates& candidates, const RefineCommand& options, double ppl_ratio_max, const Invocation& call, Progress& progress,
-           const LogSink& log)
-      : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()), ppl_ratio_max_(ppl_ratio_max) {
-    settings_.hidden_memory_bytes = options.run.hidden_mem;
-  }
-
-  /// One result a choice, all on the same rows.
-  std::vector<plan::Measured> measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase) {
-    std::vector<sens::Contender> contenders;
-    for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender_of(candidates_, choices[i], fmt::format("combination {}", i), in_.corpus));
-    PhaseProgress phases(progress_, call_, in_.corpus.identity.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
-    sens::EvalResult result;
-    sens::evaluate(*in_.model, in_.corpus.documents, contenders, settings_, pool_, &result, log_,
-                   [&](const sens::EvaluateProgress& p) { phases.update(phase, p.done, p.total); });
-    progress_.clear();
-    std::vector<plan::Measured> out;
-    for (const sens::EvalContender& c : result.contenders)
-      out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, c.total.n_documents, in_.corpus.identity.n_tokens,
-                     in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256, sens::length_limit(c.buckets, ppl_ratio_max_)});
-    return out;
-  }
-
- private:
-  const Inputs& in_;
-  const plan::Candidates& candidates_;
-  const Invocation& call_;
-  Progress& progress_;
-  const LogSink& log_;
-  ThreadPool pool_;
-  sens::EvaluateOptions settings_;
-  double ppl_ratio_max_;
-};
-
 struct Measurement {
   std::vector<plan::LayerOption> choice;
   plan::Measured measured;
@@ -126,7 +64,7 @@ std::int64_t bytes_of(const std::vector<plan::LayerOption>& choice) {
 
 /// The repair loop: the planner's own solver with a limit corrected by what was measured, until the smallest plan that keeps the target
 /// is found. Returns all that was measured, in order. Requires: `tried` holds the plan's own measurement.
-void repair(const plan::Candidates& candidates, const plan::SearchRequest& request, const Target& target, Verifier& verifier, std::vector<Measurement>& tried, Progress& progress) {
+void repair(const plan::Candidates& candidates, const plan::SearchRequest& request, const Target& target, JointVerifier& verifier, std::vector<Measurement>& tried, Progress& progress) {
   double margin = 1;
   for (int round = 0; round < kMostRounds; ++round) {
     const Measurement& last = tried.back();
@@ -174,11 +112,6 @@ std::vector<plan::LayerOption> uniform_choice(const plan::Candidates& candidates
   std::vector<plan::LayerOption> choice;
   for (std::size_t l = 0; l < candidates.n_layers(); ++l) choice.push_back(candidates.option(l, k, v, w));
   return choice;
-}
-
-void check_disjoint(const Inputs& in, const sens::SensResult& sens) {
-  if (same_text(in.corpus.identity, sens.data) || same_text(in.corpus.identity, sens.calibration_data))
-    fail(ErrorKind::kMismatch, "--data", "is the text of the statistics or of the scores; a plan counts as measured only on text that neither has seen");
 }
 
 void print_result(const plan::Plan& plan, const std::string& note, const std::string& output) {
@@ -243,13 +176,13 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
 
   progress.say(fmt::format("{}: the plan, {} and {} on {}, {}", in.identity.name, counted(measured_baselines.size(), "baseline"), counted(runs.size() - first_sample, "combination"),
                            counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token")));
-  Verifier verifier(in, candidates, options, original.monitor.ppl_ratio_max, call, progress, log);
+  JointVerifier verifier(in, candidates, options.run.hidden_mem, original.monitor.ppl_ratio_max, call, progress, log);
   const std::vector<plan::Measured> results = verifier.measure(runs, "joint runs");
   std::optional<plan::JointFit> fit;
   std::vector<plan::JointRun> joint;
   for (std::size_t i = first_sample; i < runs.size(); ++i)
-    if (const double predicted = plan::predicted_score(runs[i]); predicted > 0 && results[i].kld > 0) joint.push_back({predicted, results[i].kld, std::log(results[i].ppl_ratio)});
-  if (joint.size() >= 3) fit = plan::fit_joint(joint);
+    if (const double predicted = plan::predicted_score(runs[i]) / candidates.slope(); predicted > 0 && results[i].kld > 0) joint.push_back({predicted, results[i].kld, std::log(results[i].ppl_ratio)});
+  if (joint.size() >= plan::kLeastJointRuns) fit = plan::fit_joint(joint);
 
   plan::Plan refined = original;
   plan::Measured loss = results.front();
@@ -293,9 +226,9 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   }
   refined.summary.measured = loss;
   refined.monitor.length_limit = loss.length_limit;
-  if (refined.summary.predicted) {
+  if (refined.summary.predicted && fit) {
     refined.summary.predicted->joint = fit;
-    refined.summary.predicted->unfitted = !fit;
+    refined.summary.predicted->unfitted = false;
   }
   refined.provenance = in.provenance;
   refined.provenance.seconds = call.seconds();

@@ -1,0 +1,51 @@
+#include "tools/kvsens/joint_verifier.h"
+
+#include "kernels/core/layout.h"
+#include "libcalib/plan/planner.h"
+#include "libcalib/sens/kld_block.h"
+
+namespace calib::tools {
+
+sens::Contender contender_of(const plan::Candidates& candidates, const std::vector<plan::LayerOption>& choice, const std::string& name, const text::Corpus& corpus) {
+  const sens::SensResult& sens = candidates.sens();
+  sens::Contender out;
+  out.header.name = name;
+  out.header.kind = "plan";
+  out.header.n_sinks = sens.n_sinks;
+  out.header.window = sens.windows[choice.front().window];
+  for (std::size_t l = 0; l < choice.size(); ++l) {
+    const auto unit = [&](Side side, std::size_t scheme) {
+      sens::UnitCandidate u{scheme, candidates.scheme(scheme), {}};
+      if (kvrt::needs_calibration(u.scheme)) u.params = plan::params_from_sens(sens, sens.model.layers[l], side, sens.schemes[scheme]);
+      return u;
+    };
+    sens::LayerChange layer;
+    layer.k = unit(Side::kK, choice[l].k), layer.v = unit(Side::kV, choice[l].v);
+    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].window], 0.0);
+    out.layers.push_back(std::move(layer));
+  }
+  check_something_is_coded(out, corpus.longest());
+  return out;
+}
+
+void check_disjoint(const Inputs& in, const sens::SensResult& sens) {
+  if (same_text(in.corpus.identity, sens.data) || same_text(in.corpus.identity, sens.calibration_data))
+    fail(ErrorKind::kMismatch, "--data", "is the text of the statistics or of the scores; a plan counts as measured only on text that neither has seen");
+}
+
+std::vector<plan::Measured> JointVerifier::measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase) {
+  std::vector<sens::Contender> contenders;
+  for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender_of(candidates_, choices[i], fmt::format("combination {}", i), in_.corpus));
+  PhaseProgress phases(progress_, call_, in_.corpus.identity.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
+  sens::EvalResult result;
+  sens::evaluate(*in_.model, in_.corpus.documents, contenders, settings_, pool_, &result, log_,
+                 [&](const sens::EvaluateProgress& p) { phases.update(phase, p.done, p.total); });
+  progress_.clear();
+  std::vector<plan::Measured> out;
+  for (const sens::EvalContender& c : result.contenders)
+    out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, c.total.n_documents, in_.corpus.identity.n_tokens,
+                   in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256, sens::length_limit(c.buckets, ppl_ratio_max_)});
+  return out;
+}
+
+}  // namespace calib::tools
