@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "libcalib/io/h5.h"
 #include "tests/artifacts/example_artifacts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
@@ -59,6 +60,43 @@ TEST(SensFile, RoundTrip) {
   EXPECT_EQ(arrays[0].what, "clip_hi");
   EXPECT_EQ(arrays[0].shape, (std::vector<std::int64_t>{2, 2}));
   EXPECT_EQ(arrays[1].values, (std::vector<float>{0.5f, -1, 2}));
+}
+
+TEST(SensFile, ClassesWithASalientTier) {
+  const TempFolder folder;
+  sens::SensResult written = test::example_sens();
+  written.windows = {128, 128};
+  written.salient_fractions = {0, 0.2};
+  written.salient_scheme = "fp8e4m3.token.g", written.salient_score = "expected_attention";
+  for (const LayerGeometry& g : written.model.layers) {
+    quant::SaliencyFactors& f = written.saliency[g.index];
+    f.rank = 2;
+    for (int i = 0; i < g.n_q_heads * g.head_dim; ++i) f.a.push_back(static_cast<float>(i) + 0.25f), f.m.insert(f.m.end(), {static_cast<float>(g.index), -1.0f});
+  }
+  write_sens_file(folder.file("a.h5"), written);
+  const sens::SensResult read = read_sens_file(folder.file("a.h5"));
+  EXPECT_EQ(read.windows, written.windows);
+  EXPECT_EQ(read.salient_fractions, written.salient_fractions);
+  EXPECT_EQ(read.salient_scheme, "fp8e4m3.token.g");
+  EXPECT_EQ(read.salient_score, "expected_attention");
+  EXPECT_EQ(read.saliency, written.saliency);
+  EXPECT_EQ(io::H5Reader(folder.file("a.h5"), "kvcalib.sens", 9).schema_version(), 2) << "programs that know no tiers would mistake the classes for windows";
+  // Without a tier the file is what it was before there were any.
+  write_sens_file(folder.file("plain.h5"), test::example_sens());
+  EXPECT_EQ(io::H5Reader(folder.file("plain.h5"), "kvcalib.sens", 1).schema_version(), 1);
+  const sens::SensResult plain = read_sens_file(folder.file("plain.h5"));
+  EXPECT_TRUE(plain.salient_fractions.empty() && plain.saliency.empty() && plain.salient_scheme.empty());
+  EXPECT_EQ(plain.salient_fraction(1), 0);
+
+  const auto refused = [&](const std::vector<double>& fractions, const char* scheme, const std::vector<std::string>& parts) {
+    sens::SensResult bad = written;
+    bad.salient_fractions = fractions, bad.salient_scheme = scheme;
+    write_sens_file(folder.file("bad.h5"), bad);
+    expect_error([&] { read_sens_file(folder.file("bad.h5")); }, std::string(scheme) == "fp8e4m3.token.g" ? ErrorKind::kFormat : ErrorKind::kUsage, parts);
+  };
+  refused({0.2, 0.2}, "fp8e4m3.token.g", {"bad.h5", "/salient_fraction", "twice"});
+  refused({0, 0.7}, "fp8e4m3.token.g", {"/salient_fraction", "0.7"});
+  refused({0, 0.2}, "int4.token.g", {"bad.h5", "8-bit"});
 }
 
 TEST(SensFile, SameContentGivesTheSameBytes) {

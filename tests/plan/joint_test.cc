@@ -56,7 +56,7 @@ TEST(JointSamples, SpreadOverTheFrontierAndDiffer) {
     std::int64_t bytes = 0;
     ASSERT_EQ(samples[i].size(), 12u);
     for (std::size_t l = 0; l < samples[i].size(); ++l) {
-      EXPECT_EQ(samples[i][l].window, 1u);
+      EXPECT_EQ(samples[i][l].tier_class, 1u);
       EXPECT_EQ(samples[i][l].k, again[i][l].k);
       pairs.emplace_back(samples[i][l].k, samples[i][l].v);
       bytes += samples[i][l].bytes;
