@@ -14,6 +14,7 @@
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/provenance.h"
 #include "libcalib/plan/cost_model.h"
+#include "libcalib/quant/token_tiers.h"
 
 namespace calib::artifacts {
 namespace {
@@ -99,6 +100,10 @@ class Reader {
   std::vector<plan::Reason> read_reasons(const JsonValue& list) const;
   plan::UnitPlan read_unit(const JsonValue& v, Side side, const LayerGeometry& layer);
   void read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit);
+  /// The array that {tensor, shape} names, which must be these. `owner`: whose shape it is, for messages.
+  std::vector<float> read_array(const JsonValue& reference, const std::string& expected_name, const std::vector<std::int64_t>& shape, bool integer, const std::string& owner);
+  void read_tiers();
+  void read_saliency(const JsonValue& v, const LayerGeometry& geometry, plan::LayerPlan& layer);
 
   const json& document_;
   std::string where_;
@@ -125,6 +130,23 @@ void Reader::expect(const JsonValue& object, const char* key, const nlohmann::or
     fail(ErrorKind::kFormat, where_, "{} ({})", difference, reason);
 }
 
+std::vector<float> Reader::read_array(const JsonValue& reference, const std::string& expected_name, const std::vector<std::int64_t>& shape, bool integer, const std::string& owner) {
+  const JsonValue written = reference.at("shape");
+  const std::string name = reference.at("tensor").string();
+  if (name != expected_name) fail(ErrorKind::kFormat, where_, "{}/tensor is \"{}\", expected \"{}\"", reference.path(), to_valid_utf8(name), expected_name);
+  std::vector<std::int64_t> stated;
+  for (std::size_t i = 0; i < written.size(); ++i) stated.push_back(written.element(i).integer());
+  if (stated != shape) written.wrong(fmt::format("[{}] for {} at this layer", fmt::join(shape, ", "), owner));
+  const auto found = arrays_.find(name);
+  if (found == arrays_.end()) fail(ErrorKind::kMismatch, where_, "{} names tensor {}, which the file beside the plan does not hold", reference.path(), name);
+  const auto* values = std::get_if<std::vector<float>>(&found->second->values);
+  const auto* integers = std::get_if<std::vector<std::int32_t>>(&found->second->values);
+  if ((integer ? integers == nullptr : values == nullptr) || found->second->shape != shape)
+    fail(ErrorKind::kMismatch, where_, "tensor {} is not {} [{}], as {} states", name, integer ? "int32" : "fp32", fmt::join(shape, ", "), reference.path());
+  ++n_arrays_used_;
+  return integer ? std::vector<float>(integers->begin(), integers->end()) : *values;
+}
+
 void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit) {
   const std::string text = kvrt::to_string(unit.scheme);
   const std::vector<kvrt::PlanConstant> needed = kvrt::plan_constants(unit.scheme, layer.n_kv_heads, layer.head_dim);
@@ -136,22 +158,8 @@ void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& lay
       continue;
     }
     const std::vector<std::int64_t> shape = expected_shape(what, unit.scheme, layer);
-    const JsonValue reference = v.at(what.c_str()), written = reference.at("shape");
-    const std::string name = reference.at("tensor").string(), expected_name = array_name(layer.index, side, what);
-    if (name != expected_name) fail(ErrorKind::kFormat, where_, "{}/tensor is \"{}\", expected \"{}\"", reference.path(), to_valid_utf8(name), expected_name);
-    std::vector<std::int64_t> stated;
-    for (std::size_t i = 0; i < written.size(); ++i) stated.push_back(written.element(i).integer());
-    if (stated != shape) written.wrong(fmt::format("[{}] for {} at this layer", fmt::join(shape, ", "), text));
-    const auto found = arrays_.find(name);
-    if (found == arrays_.end()) fail(ErrorKind::kMismatch, where_, "{} names tensor {}, which the file beside the plan does not hold", reference.path(), name);
-    const auto* values = std::get_if<std::vector<float>>(&found->second->values);
-    const auto* integers = std::get_if<std::vector<std::int32_t>>(&found->second->values);
-    if ((constant->integer ? integers == nullptr : values == nullptr) || found->second->shape != shape)
-      fail(ErrorKind::kMismatch, where_, "tensor {} is not {} [{}], as {} states", name, constant->integer ? "int32" : "fp32", fmt::join(shape, ", "),
-           reference.path());
-    if (constant->integer) target->assign(integers->begin(), integers->end());
-    else *target = *values;
-    ++n_arrays_used_;
+    const std::string name = array_name(layer.index, side, what);
+    *target = read_array(v.at(what.c_str()), name, shape, constant->integer, text);
     for (const float x : *target)
       if (constant->positive && !(x > 0)) fail(ErrorKind::kFormat, where_, "tensor {} holds {}, expected only numbers > 0", name, x);
   }
@@ -203,6 +211,39 @@ plan::UnitPlan Reader::read_unit(const JsonValue& v, Side side, const LayerGeome
   return unit;
 }
 
+void Reader::read_tiers() {
+  const JsonValue tiers = root().at("tiers");
+  plan_.sink_tokens = count(tiers.at("sink_tokens"));
+  plan_.window_tokens = count(tiers.at("window_tokens"));
+  if (const JsonValue salient = tiers.at("salient"); !is_null(salient)) {
+    const JsonValue text = salient.at("scheme"), score = salient.at("score");
+    plan_.salient = plan::SalientTier{quant::parse_salient_scheme(kvrt::to_string(scheme(text)), where_ + ": " + text.path()), score.string()};
+    if (plan_.salient->score != quant::kTierScore)
+      fail(ErrorKind::kUnsupported, where_, "{} is \"{}\"; this version places tokens by {}", score.path(), to_valid_utf8(plan_.salient->score), quant::kTierScore);
+    keep_unknown("/tiers/salient", {"scheme", "score"});
+  }
+  keep_unknown("/tiers", {"sink_tokens", "window_tokens", "salient"});
+}
+
+void Reader::read_saliency(const JsonValue& v, const LayerGeometry& geometry, plan::LayerPlan& layer) {
+  const JsonValue fraction = v.at("salient_fraction");
+  layer.salient_fraction = fraction.number();
+  if (!(layer.salient_fraction >= 0 && layer.salient_fraction <= quant::kMostSalient)) fraction.wrong(fmt::format("a share of 0 to {}", quant::kMostSalient));
+  if (layer.salient_fraction == 0) {
+    if (v.has("saliency")) v.at("saliency").wrong("absent: the layer has no salient tier");
+    return;
+  }
+  if (!plan_.salient) fraction.wrong("0, for /tiers/salient is null");
+  const JsonValue saliency = v.at("saliency"), shape = saliency.at("m").at("shape");
+  const std::int64_t rank = shape.size() == 3 ? shape.element(2).integer() : 0;
+  if (rank < 1 || rank > quant::SaliencyFactors::kMostRank)
+    shape.wrong(fmt::format("[{}, {}, rank 1 to {}]", geometry.n_q_heads, geometry.head_dim, quant::SaliencyFactors::kMostRank));
+  layer.saliency.rank = static_cast<int>(rank);
+  layer.saliency.a = read_array(saliency.at("a"), saliency_array_name(layer.index, "a"), {geometry.n_q_heads, geometry.head_dim}, false, "saliency");
+  layer.saliency.m = read_array(saliency.at("m"), saliency_array_name(layer.index, "m"), {geometry.n_q_heads, geometry.head_dim, rank}, false, "saliency");
+  keep_unknown(saliency.path(), {"a", "m"});
+}
+
 void Reader::read_layers() {
   const JsonValue layers = root().at("layers");
   const std::vector<LayerGeometry>& model = plan_.model.layers;
@@ -232,12 +273,11 @@ void Reader::read_layers() {
     plan::LayerPlan& layer = plan_.layers[p.slot];
     layer.index = model[p.slot].index;
     layer.module = v.at("module").string();
-    if (v.at("salient_fraction").number() != 0)
-      fail(ErrorKind::kUnsupported, where_, "{}/salient_fraction: a salient tier is not offered by this version", v.path());
+    read_saliency(v, model[p.slot], layer);
     if (v.has("window_tokens")) layer.window_tokens = count(v.at("window_tokens"));
     layer.k = read_unit(v.at("k"), Side::kK, model[p.slot]);
     layer.v = read_unit(v.at("v"), Side::kV, model[p.slot]);
-    keep_unknown(v.path(), {"index", "module", "salient_fraction", "window_tokens", "k", "v"}, kept);
+    keep_unknown(v.path(), {"index", "module", "salient_fraction", "saliency", "window_tokens", "k", "v"}, kept);
     keep_unknown(v.path() + "/k", {"scheme", "bits", "group", "frame", "rotation", "chan_perm", "block_order", "params", "why"}, kept + "/k");
     keep_unknown(v.path() + "/v", {"scheme", "bits", "group", "rotation", "chan_perm", "params", "why"}, kept + "/v");
     for (const char* side : {"/k", "/v"})
@@ -362,11 +402,7 @@ plan::Plan Reader::read() {
   read_summary();
   read_lists();
 
-  const JsonValue tiers = root().at("tiers");
-  plan_.sink_tokens = count(tiers.at("sink_tokens"));
-  plan_.window_tokens = count(tiers.at("window_tokens"));
-  if (!is_null(tiers.at("salient"))) fail(ErrorKind::kUnsupported, where_, "/tiers/salient: a salient tier is not offered by this version");
-  keep_unknown("/tiers", {"sink_tokens", "window_tokens", "salient"});
+  read_tiers();
   read_layers();
 
   const JsonValue runtime = root().at("runtime"), page = runtime.at("page_tokens");

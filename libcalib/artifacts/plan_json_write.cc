@@ -90,6 +90,12 @@ ordered_json fallback_to_json(const std::vector<plan::Rung>& rungs) {
   return list;
 }
 
+std::vector<io::NamedArray> saliency_arrays(const plan::LayerPlan& layer, const LayerGeometry& geometry) {
+  if (layer.salient_fraction == 0) return {};
+  return {{saliency_array_name(layer.index, "a"), {geometry.n_q_heads, geometry.head_dim}, layer.saliency.a},
+          {saliency_array_name(layer.index, "m"), {geometry.n_q_heads, geometry.head_dim, layer.saliency.rank}, layer.saliency.m}};
+}
+
 /// Puts the fields back that another version wrote, where their parents still are.
 void restore_unknown(ordered_json& document, const plan::Plan& plan) {
   for (const auto& [pointer, text] : plan.unknown_fields) {
@@ -125,12 +131,15 @@ ordered_json plan_to_json(const plan::Plan& plan) {
   }
   out["decision"] = reasons_to_json(plan.decision);
   out["tiers"] = {{"sink_tokens", plan.sink_tokens}, {"window_tokens", plan.window_tokens}, {"salient", nullptr}};
+  if (plan.salient) out["tiers"]["salient"] = {{"scheme", kvrt::to_string(plan.salient->scheme)}, {"score", plan.salient->score}};
   out["layers"] = ordered_json::array();
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     const plan::LayerPlan& layer = plan.layers[l];
     const LayerGeometry& geometry = plan.model.layers[l];
     CALIB_CHECK(layer.index == geometry.index);
-    ordered_json item = {{"index", layer.index}, {"module", layer.module}, {"salient_fraction", 0.0}};
+    ordered_json item = {{"index", layer.index}, {"module", layer.module}, {"salient_fraction", layer.salient_fraction}};
+    for (const io::NamedArray& array : saliency_arrays(layer, geometry))
+      item["saliency"][array.name.substr(array.name.rfind('.') + 1)] = {{"tensor", array.name}, {"shape", array.shape}};
     if (layer.window_tokens) item["window_tokens"] = *layer.window_tokens;
     item["k"] = unit_to_json(layer.k, Side::kK, geometry);
     item["v"] = unit_to_json(layer.v, Side::kV, geometry);
@@ -145,12 +154,14 @@ ordered_json plan_to_json(const plan::Plan& plan) {
 
 std::vector<io::NamedArray> plan_arrays(const plan::Plan& plan) {
   std::vector<io::NamedArray> arrays;
-  for (std::size_t l = 0; l < plan.layers.size(); ++l)
+  for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     for (const Side side : {Side::kK, Side::kV})
       for (const UnitArray& array : unit_arrays(plan.layers[l].unit(side), side, plan.model.layers[l])) {
         if (array.integer) arrays.push_back({array.name, array.shape, std::vector<std::int32_t>(array.values->begin(), array.values->end())});
         else arrays.push_back({array.name, array.shape, *array.values});
       }
+    for (io::NamedArray& array : saliency_arrays(plan.layers[l], plan.model.layers[l])) arrays.push_back(std::move(array));
+  }
   return arrays;
 }
 

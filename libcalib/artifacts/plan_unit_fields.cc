@@ -17,6 +17,8 @@ std::string array_name(int layer, Side side, const std::string& what) {
   return fmt::format("layers.{}.{}.{}", layer, side == Side::kK ? "k" : "v", what);
 }
 
+std::string saliency_array_name(int layer, const std::string& what) { return fmt::format("layers.{}.saliency.{}", layer, what); }
+
 std::vector<std::int64_t> expected_shape(const std::string& what, const kvrt::Scheme& scheme, const LayerGeometry& layer) {
   for (const kvrt::PlanConstant& c : kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim)) {
     if (c.name != what) continue;

@@ -26,6 +26,8 @@ std::vector<UnitArray> unit_arrays(const plan::UnitPlan& unit, Side side, const 
 std::vector<std::int64_t> expected_shape(const std::string& what, const kvrt::Scheme& scheme, const LayerGeometry& layer);
 
 std::string array_name(int layer, Side side, const std::string& what);
+/// layers.3.saliency.a
+std::string saliency_array_name(int layer, const std::string& what);
 
 /// Channels (token groups, blocks) or tokens (channel groups) that share a range; 0 if none do.
 std::int64_t group_size(const kvrt::Scheme& scheme, const LayerGeometry& layer);

@@ -1,7 +1,11 @@
 #include "libcalib/artifacts/saliency_file.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
+#include "libcalib/base/mapped_file.h"
+#include "libcalib/base/utf8.h"
 #include "libcalib/io/atomic_file.h"
 #include "libcalib/io/json.h"
 #include "libcalib/io/provenance.h"
@@ -78,6 +82,39 @@ std::string saliency_to_json(const sens::SaliencyResult& result) {
   out["calibration_data"] = io::data_to_json(result.calibration_data);
   out["provenance"] = io::provenance_to_json(result.provenance);
   return io::json_text(out, "saliency.json");
+}
+
+sens::SaliencyVerdicts read_saliency_file(const std::string& path) {
+  require_file(path, "kvsens saliency writes it");
+  const nlohmann::json document = io::read_json_file(path);
+  const io::JsonValue root(document, path), schema = root.at("schema");
+  if (const std::string name = schema.at("name").string(); name != kSaliencySchema)
+    fail(ErrorKind::kFormat, path, "/schema/name is \"{}\", expected \"{}\"", to_valid_utf8(name), kSaliencySchema);
+  if (const std::int64_t version = schema.at("version").integer(); version < 1 || version > kSaliencyVersion)
+    fail(ErrorKind::kVersion, path, "/schema/version is {}, this program reads 1 to {}", version, kSaliencyVersion);
+  sens::SaliencyVerdicts out;
+  out.model = io::model_from_json(root.at("model"));
+  const io::JsonValue s = root.at("settings");
+  out.settings = {s.at("seq_len").integer(), s.at("n_documents").integer(), s.at("n_sinks").integer(), s.at("window").integer(), s.at("match_rows").integer(),
+                  s.at("base_k").string(), s.at("base_v").string(), s.at("salient").string()};
+  out.same_text_as_calibration = root.at("same_text_as_calibration").boolean();
+  const io::JsonValue fractions = root.at("fractions");
+  for (std::size_t f = 0; f < fractions.size(); ++f) {
+    sens::SaliencyVerdicts::Fraction& fraction = out.fractions.emplace_back();
+    fraction.requested = fractions.element(f).at("fraction").number();
+    const io::JsonValue scores = fractions.element(f).at("scores");
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      std::vector<sens::SaliencyVerdicts::Layer>& layers = fraction.layers[scores.element(i).at("name").string()];
+      const io::JsonValue list = scores.element(i).at("layers");
+      for (std::size_t l = 0; l < list.size(); ++l) {
+        const io::JsonValue layer = list.element(l), index = layer.at("index");
+        const bool known = std::any_of(out.model.layers.begin(), out.model.layers.end(), [n = index.integer()](const LayerGeometry& g) { return g.index == n; });
+        if (!known) index.wrong("a layer of /model/layers");
+        layers.push_back({static_cast<int>(index.integer()), layer.at("hit_rate").at("mean").number(), layer.at("abstain").strings()});
+      }
+    }
+  }
+  return out;
 }
 
 void write_saliency_file(const std::string& path, const sens::SaliencyResult& result) { io::write_file(path, saliency_to_json(result)); }

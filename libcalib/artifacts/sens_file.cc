@@ -6,6 +6,7 @@
 #include "libcalib/base/mapped_file.h"
 #include "libcalib/io/h5.h"
 #include "libcalib/io/provenance.h"
+#include "libcalib/quant/token_tiers.h"
 
 namespace calib::artifacts {
 namespace {
@@ -19,7 +20,8 @@ using sens::ScoreTable;
 using sens::SensResult;
 
 constexpr char kSensSchema[] = "kvcalib.sens";
-constexpr int kSensVersion = 1;
+constexpr int kSensVersion = 2;       ///< read: 1 to this
+constexpr int kPlainSensVersion = 1;  ///< written where no class has a salient tier
 
 template <typename T>
 std::span<const T> view(const std::vector<T>& values) {
@@ -59,7 +61,7 @@ struct JointColumn {
   const char* name;
   std::vector<std::int64_t> sens::JointRuns::*values;
 };
-constexpr JointColumn kJointColumns[] = {{"k", &sens::JointRuns::k}, {"v", &sens::JointRuns::v}, {"window", &sens::JointRuns::window}};
+constexpr JointColumn kJointColumns[] = {{"k", &sens::JointRuns::k}, {"v", &sens::JointRuns::v}, {"tier_class", &sens::JointRuns::tier_class}};
 struct JointResult {
   const char* name;
   std::vector<double> sens::JointRuns::*values;
@@ -83,7 +85,7 @@ sens::JointRuns read_joint(const H5Reader& file, const SensResult& sens) {
   for (const JointColumn& c : kJointColumns) {
     const std::string name = std::string("/joint/") + c.name;
     out.*c.values = file.read<std::int64_t>(name, {runs[0], static_cast<std::int64_t>(out.n_layers)});
-    const std::size_t n = c.values == &sens::JointRuns::window ? sens.windows.size() : sens.schemes.size();
+    const std::size_t n = c.values == &sens::JointRuns::tier_class ? sens.windows.size() : sens.schemes.size();
     for (const std::int64_t i : out.*c.values)
       if (i < 0 || static_cast<std::size_t>(i) >= n) file.wrong(name, fmt::format("holds {}, expected 0 to {}", i, static_cast<std::int64_t>(n) - 1));
   }
@@ -93,13 +95,47 @@ sens::JointRuns read_joint(const H5Reader& file, const SensResult& sens) {
   return out;
 }
 
+const LayerGeometry& geometry_of(const ModelIdentity& model, std::int64_t layer, const std::string& path) {
+  for (const LayerGeometry& g : model.layers)
+    if (g.index == layer) return g;
+  fail(ErrorKind::kFormat, path, "/saliency holds layer {}, which the model does not have", layer);
+}
+
+void read_tiers(const H5Reader& file, SensResult& out) {
+  out.salient_fractions = file.read<double>("/salient_fraction", {static_cast<std::int64_t>(out.windows.size())});
+  out.salient_scheme = file.string_attribute("/salient_fraction", "scheme");
+  out.salient_score = file.string_attribute("/salient_fraction", "score");
+  quant::parse_salient_scheme(out.salient_scheme, file.path() + ": /salient_fraction, attribute `scheme`");
+  std::set<std::pair<std::int64_t, double>> seen;
+  for (std::size_t i = 0; i < out.windows.size(); ++i) {
+    const double f = out.salient_fractions[i];
+    if (!(f >= 0 && f <= quant::kMostSalient)) file.wrong("/salient_fraction", fmt::format("entry {} is {}, expected 0 to {}", i, f, quant::kMostSalient));
+    if (!seen.emplace(out.windows[i], f).second) file.wrong("/salient_fraction", fmt::format("window {} with {} stands twice", out.windows[i], f));
+  }
+  for (const std::string& name : file.children("/saliency")) {
+    const std::string group = "/saliency/" + name;
+    if (name.empty() || name.size() > 6 || name.find_first_not_of("0123456789") != std::string::npos) file.wrong(group, "is no layer number");
+    const LayerGeometry& g = geometry_of(out.model, std::stoi(name), file.path());
+    quant::SaliencyFactors& factors = out.saliency[g.index];
+    const Shape shape = file.shape(group + "/m");
+    factors.rank = shape.size() == 3 ? static_cast<int>(std::min<std::int64_t>(shape[2], quant::SaliencyFactors::kMostRank + 1)) : 0;
+    if (factors.rank < 1 || factors.rank > quant::SaliencyFactors::kMostRank)
+      file.wrong(group + "/m", fmt::format("has shape {}, expected a rank of 1 to {} last", io::shape_text(shape), quant::SaliencyFactors::kMostRank));
+    factors.a = file.read<float>(group + "/a", {g.n_q_heads, g.head_dim});
+    factors.m = file.read<float>(group + "/m", {g.n_q_heads, g.head_dim, factors.rank});
+  }
+}
+
 }  // namespace
 
 void write_sens_file(const std::string& path, const SensResult& result) {
   const std::size_t n_pairs = result.units.size() * result.schemes.size(), n_cells = n_pairs * result.windows.size();
   if (result.valid.size() != n_pairs || result.base_bytes_per_token.size() != n_pairs)
     fail(ErrorKind::kInternal, path, "valid and base_bytes_per_token need {} entries", n_pairs);
-  H5Writer file(path, kSensSchema, kSensVersion);
+  const bool tiers = !result.salient_scheme.empty();
+  if (!result.salient_fractions.empty() && result.salient_fractions.size() != result.windows.size())
+    fail(ErrorKind::kInternal, path, "{} salient fractions for {} windows", result.salient_fractions.size(), result.windows.size());
+  H5Writer file(path, kSensSchema, tiers ? kSensVersion : kPlainSensVersion);
   file.attribute("/", "n_sinks", result.n_sinks);
   file.attribute("/", "seq_len", result.seq_len);
   file.attribute("/", "candidate_list", result.candidate_list);
@@ -121,6 +157,18 @@ void write_sens_file(const std::string& path, const SensResult& result) {
   file.write("/units/layer", view(layers), {pairs[0]});
   file.write_strings("/units/side", sides);
   file.write("/windows", view(result.windows), {static_cast<std::int64_t>(result.windows.size())});
+  if (tiers) {
+    file.write("/salient_fraction", view(result.salient_fractions), {static_cast<std::int64_t>(result.windows.size())});
+    file.attribute("/salient_fraction", "scheme", result.salient_scheme);
+    file.attribute("/salient_fraction", "score", result.salient_score);
+    file.group("/saliency");
+    for (const auto& [layer, factors] : result.saliency) {
+      const LayerGeometry& g = geometry_of(result.model, layer, path);
+      const std::string group = fmt::format("/saliency/{:02}", layer);
+      file.write(group + "/a", view(factors.a), {g.n_q_heads, g.head_dim});
+      file.write(group + "/m", view(factors.m), {g.n_q_heads, g.head_dim, factors.rank});
+    }
+  }
 
   file.group("/params");
   for (const auto& [key, arrays] : result.params) {
@@ -170,6 +218,7 @@ SensResult read_sens_file(const std::string& path) {
     out.units.push_back({static_cast<int>(layers[i]), sides[i] == "K" ? Side::kK : Side::kV});
   }
   out.windows = file.read<std::int64_t>("/windows", {kAnySize});
+  if (file.has("/salient_fraction")) read_tiers(file, out);
   const Shape pairs = {static_cast<std::int64_t>(out.units.size()), static_cast<std::int64_t>(out.schemes.size())};
   out.base_bytes_per_token = file.read<double>("/schemes/base_bytes_per_token", pairs);
   out.valid = file.read<std::uint8_t>("/valid", pairs);

@@ -18,7 +18,7 @@ using SchemeFilter = std::function<bool(const kvrt::Scheme&)>;
 
 /// One pair for a set of layers; those that the restrictions skip stay in bf16.
 struct Pair {
-  std::size_t k = 0, v = 0, window = 0;
+  std::size_t k = 0, v = 0, tier_class = 0;
   std::int64_t bytes = 0;
   double score = 0;
 };
@@ -33,7 +33,7 @@ std::vector<std::size_t> common_schemes(const Candidates& c, Side side, const Sc
   return list;
 }
 
-std::vector<Pair> pairs_over(const Candidates& c, const std::vector<std::size_t>& layers, std::size_t window, const SchemeFilter& k_filter,
+std::vector<Pair> pairs_over(const Candidates& c, const std::vector<std::size_t>& layers, std::size_t tier_class, const SchemeFilter& k_filter,
                              const SchemeFilter& v_filter) {
   std::vector<Pair> pairs;
   const std::vector<std::string>& names = c.sens().schemes;
@@ -41,9 +41,9 @@ std::vector<Pair> pairs_over(const Candidates& c, const std::vector<std::size_t>
   for (const std::size_t k : common_schemes(c, Side::kK, k_filter))
     for (const std::size_t v : common_schemes(c, Side::kV, v_filter)) {
       if (c.restrictions().same_kv && k != v) continue;
-      Pair pair{k, v, window, 0, 0};
+      Pair pair{k, v, tier_class, 0, 0};
       for (const std::size_t l : layers) {
-        const LayerOption o = c.skipped(l) ? c.option(l, bf16, bf16, window) : c.option(l, k, v, window);
+        const LayerOption o = c.skipped(l) ? c.option(l, bf16, bf16, tier_class) : c.option(l, k, v, tier_class);
         pair.bytes += o.bytes;
         pair.score += o.score;
       }
@@ -71,15 +71,17 @@ class Builder {
  public:
   Builder(const Candidates& candidates, std::int64_t limit, std::vector<Baseline>& out) : c_(candidates), limit_(limit), out_(out) {
     for (std::size_t l = 0; l < c_.n_layers(); ++l) all_.push_back(l);
+    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
+      if (c_.sens().salient_fraction(w) == 0) plain_.push_back(w);
   }
 
   void uniform(const char* name, const char* what, const SchemeFilter& k, const SchemeFilter& v) {
     std::optional<Baseline> best;
-    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
+    for (const std::size_t w : plain_)
       for (const Pair& pair : pairs_over(c_, all_, w, k, v)) {
         Baseline b = make(name, fmt::format("{}: {}", what, text(pair)), pair.bytes, pair.score);
         b.pair = c_.sens().schemes[pair.k] + ":" + c_.sens().schemes[pair.v];
-        b.window_tokens = c_.sens().windows[pair.window];
+        b.window_tokens = c_.sens().windows[pair.tier_class];
         if (!best || better(b, *best)) best = b;
       }
     if (best) out_.push_back(*best);
@@ -91,7 +93,7 @@ class Builder {
     for (const std::size_t l : all_) (l < kEdgeLayers || l + kEdgeLayers >= c_.n_layers() ? edge : inner).push_back(l);
     const SchemeFilter eight = [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 8; };
     std::optional<Baseline> best;
-    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w) {
+    for (const std::size_t w : plain_) {
       const std::vector<Pair> inner_pairs = undominated_pairs(pairs_over(c_, inner, w, {}, {}));
       for (const Pair& e : undominated_pairs(pairs_over(c_, edge, w, eight, eight)))
         for (const Pair& i : inner_pairs) {
@@ -108,13 +110,13 @@ class Builder {
     const std::optional<Found> found = best_data_free(c_, limit_, false);
     if (!found) return;
     Baseline b = make("data_free_plan", "", found->bytes, found->score);
-    b.description = fmt::format("optimal plan of schemes without calibrated constants, window {}", c_.sens().windows[found->choice.front().window]);
+    b.description = fmt::format("optimal plan of schemes without calibrated constants, window {}", c_.sens().windows[found->choice.front().tier_class]);
     out_.push_back(std::move(b));
   }
 
   void random_plans(std::uint64_t seed) {
     std::vector<std::vector<LayerGroup>> fitting;  // per window within reach of the limit
-    for (std::size_t w = 0; w < c_.sens().windows.size(); ++w)
+    for (const std::size_t w : plain_)
       if (std::vector<LayerGroup> groups = c_.groups({w}); minimum_bytes(knapsack(groups)) <= limit_) fitting.push_back(std::move(groups));
     if (fitting.empty()) return;
     double score_sum = 0, bytes_sum = 0;
@@ -133,7 +135,7 @@ class Builder {
     return {name, std::move(description), bytes <= limit_, bytes, effective_bits(bytes, c_.elements()), score, "", 0};
   }
   std::string text(const Pair& p) const {
-    return fmt::format("{}:{} window {}", c_.sens().schemes[p.k], c_.sens().schemes[p.v], c_.sens().windows[p.window]);
+    return fmt::format("{}:{} window {}", c_.sens().schemes[p.k], c_.sens().schemes[p.v], c_.sens().windows[p.tier_class]);
   }
 
   /// Layers in random order take a random option among those that nothing beats and that leave room for the cheapest of the rest.
@@ -166,7 +168,7 @@ class Builder {
   const Candidates& c_;
   std::int64_t limit_;
   std::vector<Baseline>& out_;
-  std::vector<std::size_t> all_;
+  std::vector<std::size_t> all_, plain_;  ///< layers; classes without a salient tier
 };
 
 }  // namespace
@@ -179,7 +181,7 @@ std::optional<Found> best_data_free(const Candidates& c, std::int64_t limit_byte
       for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) any = any || (c.allowed(l, side, s) && filter(l, side, s));
       if (!any) return std::nullopt;
     }
-  const std::vector<Problem> problems = problems_of(c, window_per_layer, filter);
+  const std::vector<Problem> problems = problems_of(c, window_per_layer, filter, false, /*with_tiers=*/false);
   if (std::optional<Found> found = best_within(c, problems, limit_bytes)) return found;
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (const Problem& p : problems) least = std::min(least, p.knapsack.minimum_bytes());

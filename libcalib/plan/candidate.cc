@@ -44,6 +44,13 @@ void check_sizes(const sens::SensResult& sens, const sens::ScoreTable& table, co
     fail(ErrorKind::kMismatch, "the scores", "/valid holds {} entries, expected {} units x {} schemes", sens.valid.size(), sens.units.size(),
          sens.schemes.size());
   if (sens.windows.empty()) fail(ErrorKind::kMismatch, "the scores", "/windows is empty");
+  if (!sens.salient_fractions.empty() && sens.salient_fractions.size() != sens.windows.size())
+    fail(ErrorKind::kMismatch, "the scores", "/salient_fraction holds {} entries, /windows {}", sens.salient_fractions.size(), sens.windows.size());
+  for (const std::int64_t window : sens.windows) {
+    bool plain = false;
+    for (std::size_t w = 0; w < sens.windows.size(); ++w) plain = plain || (sens.windows[w] == window && sens.salient_fraction(w) == 0);
+    if (!plain) fail(ErrorKind::kMismatch, "the scores", "window {} was scored with a salient tier only; run kvsens again", window);
+  }
   if (table.mean.size() != cells * sens.windows.size() || table.se.size() != table.mean.size())
     fail(ErrorKind::kMismatch, "the scores", "/score/{} holds {} means and {} standard errors, expected {}", metric, table.mean.size(),
          table.se.size(), cells * sens.windows.size());
@@ -52,9 +59,10 @@ void check_sizes(const sens::SensResult& sens, const sens::ScoreTable& table, co
 }  // namespace
 
 Candidates::Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log,
-                       const Restrictions& restrictions)
-    : sens_(sens), accounting_(accounting), restrictions_(restrictions), metric_(choose_metric(sens, metric)), table_(&sens.scores.at(metric_)) {
+                       const Restrictions& restrictions, const TierRules& tiers)
+    : sens_(sens), accounting_(accounting), restrictions_(restrictions), tier_rules_(tiers), metric_(choose_metric(sens, metric)), table_(&sens.scores.at(metric_)) {
   check_sizes(sens, *table_, metric_);
+  if (!sens.salient_scheme.empty()) salient_ = quant::parse_scheme(sens.salient_scheme);
   accounting_.sink_tokens = sens.n_sinks;
   std::set<std::string> seen;
   for (const std::string& text : sens.schemes) {
@@ -91,7 +99,7 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
       quant::check_scheme(schemes_[s], layer, side);
       for (std::size_t w = 0; w < sens.windows.size(); ++w)
         if (!std::isfinite(table_->mean[sens.index(unit_of_[i], s, w)]))
-          not_finite.push_back(fmt::format("layer {} {} {} window {}", layer.index, side_name(side), sens.schemes[s], sens.windows[w]));
+          not_finite.push_back(fmt::format("layer {} {} {} {}", layer.index, side_name(side), sens.schemes[s], class_text(w)));
       if (side == Side::kK && wide && below_wide_group_floor(schemes_[s])) {
         if (std::find(held_back.begin(), held_back.end(), sens.schemes[s]) == held_back.end()) held_back.push_back(sens.schemes[s]);
         continue;
@@ -125,8 +133,8 @@ void Candidates::fit_predictions() {
     double predicted = 0;
     for (std::size_t l = 0; l < n_layers(); ++l) {
       const std::size_t i = r * n_layers() + l;
-      const auto window = static_cast<std::size_t>(joint.window[i]);
-      predicted += score(l, Side::kK, static_cast<std::size_t>(joint.k[i]), window) + score(l, Side::kV, static_cast<std::size_t>(joint.v[i]), window);
+      const auto tiers = static_cast<std::size_t>(joint.tier_class[i]);
+      predicted += score(l, Side::kK, static_cast<std::size_t>(joint.k[i]), tiers) + score(l, Side::kV, static_cast<std::size_t>(joint.v[i]), tiers);
     }
     if (predicted > 0 && joint.kld[r] > 0) runs.push_back({predicted, joint.kld[r], joint.ln_ppl_ratio[r]});
   }
@@ -206,13 +214,31 @@ void Candidates::count_bytes() {
         constants_[l * schemes_.size() + s] = constants_bytes(schemes_[s], layers[l]);
         for (std::size_t w = 0; w < sens_.windows.size(); ++w)
           for (std::size_t e = exit_class_[s]; e < exits_.size(); ++e)
-            side_bytes_[cost_index(l, side, s, w, e)] = side_bytes(layers[l], schemes_[s], side, exits_[e], sens_.windows[w], accounting_);
+            side_bytes_[cost_index(l, side, s, w, e)] = side_bytes(layers[l], schemes_[s], side, exits_[e], tier_class(w), accounting_);
       }
   }
 }
 
-std::size_t Candidates::cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t window, std::size_t exit_class) const {
-  return (((2 * layer + (side == Side::kK ? 0 : 1)) * schemes_.size() + scheme) * sens_.windows.size() + window) * exits_.size() + exit_class;
+std::size_t Candidates::cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class, std::size_t exit_class) const {
+  return (((2 * layer + (side == Side::kK ? 0 : 1)) * schemes_.size() + scheme) * sens_.windows.size() + tier_class) * exits_.size() + exit_class;
+}
+
+std::string Candidates::class_text(std::size_t i) const {
+  return fmt::format("window {}{}", sens_.windows[i], quant::tier_text(sens_.salient_fraction(i), sens_.salient_scheme));
+}
+
+bool Candidates::class_allowed(std::size_t layer, std::size_t tier_class) const {
+  const double fraction = sens_.salient_fraction(tier_class);
+  if (fraction == 0) return true;
+  const auto rules = tier_rules_.layers.find(sens_.model.layers[layer].index);
+  return rules != tier_rules_.layers.end() && rules->second.hit_rate.count(fraction) > 0;
+}
+
+bool Candidates::any_tier() const {
+  for (std::size_t l = 0; l < n_layers(); ++l)
+    for (std::size_t w = 0; w < sens_.windows.size(); ++w)
+      if (sens_.salient_fraction(w) > 0 && class_allowed(l, w)) return true;
+  return false;
 }
 
 bool Candidates::metric_in_nats() const {
@@ -223,24 +249,25 @@ bool Candidates::allowed(std::size_t layer, Side side, std::size_t scheme) const
   return allowed_[(2 * layer + (side == Side::kK ? 0 : 1)) * schemes_.size() + scheme] != 0;
 }
 
-double Candidates::score(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const {
-  return slope() * table_->mean[sens_.index(unit(layer, side), scheme, window)];
+double Candidates::score(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
+  return slope() * table_->mean[sens_.index(unit(layer, side), scheme, tier_class)];
 }
 
-double Candidates::standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const {
-  const double se = table_->se[sens_.index(unit(layer, side), scheme, window)];
+double Candidates::standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
+  const double se = table_->se[sens_.index(unit(layer, side), scheme, tier_class)];
   return std::isfinite(se) ? slope() * se : 0.0;
 }
 
-std::int64_t Candidates::bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const {
+std::int64_t Candidates::bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t tier_class) const {
   const std::size_t l = geometry_of_[layer], e = std::max(exit_class_[k], exit_class_[v]);
-  return side_bytes_[cost_index(l, Side::kK, k, window, e)] + side_bytes_[cost_index(l, Side::kV, v, window, e)];
+  return side_bytes_[cost_index(l, Side::kK, k, tier_class, e)] + side_bytes_[cost_index(l, Side::kV, v, tier_class, e)];
 }
 
-LayerOption Candidates::option(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const {
+LayerOption Candidates::option(std::size_t layer, std::size_t k, std::size_t v, std::size_t tier_class) const {
   const std::size_t l = geometry_of_[layer] * schemes_.size();
-  return {k, v, window, bytes(layer, k, v, window), constants_[l + k] + constants_[l + v],
-          score(layer, Side::kK, k, window) + score(layer, Side::kV, v, window)};
+  const std::int64_t factors = sens_.salient_fraction(tier_class) > 0 ? saliency_bytes(sens_.model.layers[layer]) : 0;
+  return {k, v, tier_class, bytes(layer, k, v, tier_class), constants_[l + k] + constants_[l + v] + factors,
+          score(layer, Side::kK, k, tier_class) + score(layer, Side::kV, v, tier_class)};
 }
 
 }  // namespace calib::plan

@@ -1,5 +1,5 @@
 #pragma once
-// The options of every layer, (K scheme, V scheme, window), with bytes and scores from sens.h5.
+// The options of every layer, (K scheme, V scheme, tier class), with bytes and scores from sens.h5.
 
 #include <functional>
 #include <string>
@@ -10,13 +10,14 @@
 #include "libcalib/plan/plan.h"
 #include "libcalib/plan/restrictions.h"
 #include "libcalib/plan/solver.h"
+#include "libcalib/plan/tier_rules.h"
 #include "libcalib/sens/sens_result.h"
 
 namespace calib::plan {
 
-/// One way to store a layer. Indices are those of SensResult's schemes and windows.
+/// One way to store a layer. Indices are those of SensResult's schemes and tier classes.
 struct LayerOption {
-  std::size_t k = 0, v = 0, window = 0;
+  std::size_t k = 0, v = 0, tier_class = 0;
   std::int64_t bytes = 0;
   std::int64_t constants = 0;  ///< plan constants, shared by all sequences
   double score = 0;            ///< S_K + S_V, times the slope of joint runs where sens.h5 holds them
@@ -38,13 +39,21 @@ class Candidates {
   /// Throws: kUsage (unknown metric, a scheme listed twice, restrictions that name what is not there), kMismatch (a unit of the
   /// model is missing, naming it; tables of other sizes), kNumeric (a score that is not finite, naming layer, side and scheme),
   /// kUnsupported (scheme not offered), kInfeasible (restrictions leave a unit nothing, naming layer and rule).
-  /// Group sizes of 4 and more keep K base at 4 bits (token) or 3 (channel), noted once (METHODS.md 8).
+  /// Group sizes of 4 and more keep K base at 4 bits (token) or 3 (channel), noted once (METHODS.md 8). Classes with a salient tier are
+  /// for the layers that `tiers` allows; a layer's base is narrower than 8 bits there, on both sides.
   Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log = {},
-             const Restrictions& restrictions = {});
+             const Restrictions& restrictions = {}, const TierRules& tiers = {});
 
   const sens::SensResult& sens() const { return sens_; }
   const Accounting& accounting() const { return accounting_; }
   const Restrictions& restrictions() const { return restrictions_; }
+  const TierRules& tier_rules() const { return tier_rules_; }
+  TierClass tier_class(std::size_t i) const { return {sens_.windows[i], sens_.salient_fraction(i), salient_}; }
+  /// "window 128", "window 128, salient 0.2 at fp8e4m3.token.g".
+  std::string class_text(std::size_t i) const;
+  bool class_allowed(std::size_t layer, std::size_t tier_class) const;
+  /// Whether some layer may take a salient tier.
+  bool any_tier() const;
   const std::string& metric() const { return metric_; }
   bool metric_in_nats() const;
   /// What the joint runs of sens.h5 say of sums of this metric; empty without them, or if it is not in nats.
@@ -66,29 +75,31 @@ class Candidates {
   bool allowed(std::size_t layer, Side side, std::size_t scheme) const;
   /// Position of a layer's side among the units of sens.h5.
   std::size_t unit(std::size_t layer, Side side) const { return unit_of_[2 * layer + (side == Side::kK ? 0 : 1)]; }
-  double score(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const;
-  double standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t window) const;
-  /// Both sides share the window and the exit block. Equal to layer_bytes().
-  std::int64_t bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const;
-  LayerOption option(std::size_t layer, std::size_t k, std::size_t v, std::size_t window) const;
+  double score(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const;
+  double standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const;
+  /// Both sides share the tier class and the exit block. Equal to layer_bytes().
+  std::int64_t bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t tier_class) const;
+  LayerOption option(std::size_t layer, std::size_t k, std::size_t v, std::size_t tier_class) const;
 
   /// The groups of layers that are decided together (each its own, or all that are not skipped under `one_pair`), with every
-  /// allowed pair for the given windows that no other beats or equals in cost and score. Cost: bytes, with the constants if
-  /// `with_constants`. An empty set throws kInfeasible naming the layer.
-  std::vector<LayerGroup> groups(const std::vector<std::size_t>& windows, const Filter& filter = {}, bool with_constants = false) const;
+  /// allowed pair for those of the given tier classes that the layer may take, that no other beats or equals in cost and score. Cost:
+  /// bytes, with the constants if `with_constants`. An empty set throws kInfeasible naming the layer.
+  std::vector<LayerGroup> groups(const std::vector<std::size_t>& classes, const Filter& filter = {}, bool with_constants = false) const;
 
  private:
   void fit_predictions();
-  std::size_t cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t window, std::size_t exit_class) const;
+  std::size_t cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class, std::size_t exit_class) const;
   void restrict(const LogSink& log);
   void count_bytes();
   std::vector<std::size_t> side_list(std::size_t layer, Side side, const Filter& filter) const;
-  void add_layer_options(std::size_t layer, std::size_t window, const Filter& filter, bool with_constants, std::vector<LayerOption>& out) const;
-  LayerGroup tied_group(const std::vector<std::size_t>& layers, const std::vector<std::size_t>& windows, const Filter& filter) const;
+  void add_layer_options(std::size_t layer, std::size_t tier_class, const Filter& filter, bool with_constants, std::vector<LayerOption>& out) const;
+  LayerGroup tied_group(const std::vector<std::size_t>& layers, const std::vector<std::size_t>& classes, const Filter& filter) const;
 
   const sens::SensResult& sens_;
   Accounting accounting_;
   Restrictions restrictions_;
+  TierRules tier_rules_;
+  kvrt::Scheme salient_;
   std::string metric_;
   const sens::ScoreTable* table_ = nullptr;
   std::optional<JointFit> fit_;
@@ -100,7 +111,7 @@ class Candidates {
   std::vector<std::size_t> exit_class_;     ///< [schemes]: position of the scheme's exit block in exits_
   std::vector<std::int64_t> exits_;         ///< exit blocks among the candidates, ascending
   std::vector<std::size_t> geometry_of_;    ///< [layers]: first layer with the same geometry
-  std::vector<std::int64_t> side_bytes_;    ///< [layers, 2, schemes, windows, exits]; filled for the layers in geometry_of_
+  std::vector<std::int64_t> side_bytes_;    ///< [layers, 2, schemes, classes, exits]; filled for the layers in geometry_of_
   std::vector<std::int64_t> constants_;     ///< [layers, schemes], likewise
   std::int64_t elements_ = 0;
   bool wide_groups_ = false;

@@ -3,35 +3,39 @@
 #include <algorithm>
 
 #include "kernels/core/plan_constants.h"
+#include "libcalib/quant/saliency_factors.h"
 
 namespace calib::plan {
 
-kvrt::LayerLayout make_layout(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
+kvrt::LayerLayout make_layout(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, const TierClass& tiers,
                               const Accounting& accounting) {
   kvrt::LayerLayout layout;
   layout.n_kv_heads = layer.n_kv_heads;
   layout.head_dim = layer.head_dim;
   layout.k = k;
   layout.v = v;
-  layout.tiers = kvrt::finish_tiers(k, v, accounting.sink_tokens, window, 0.0);
+  layout.tiers = kvrt::finish_tiers(k, v, accounting.sink_tokens, tiers.window, tiers.salient_fraction);
+  layout.salient = tiers.salient;
   layout.page_tokens = accounting.page_tokens;
   layout.sliding_window = layer.sliding_window;
   layout.refresh_tokens = accounting.scale_refresh_tokens;
   return layout;
 }
 
-std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
+std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, const TierClass& tiers,
                          const Accounting& accounting) {
-  const kvrt::LayerLayout layout = make_layout(layer, k, v, window, accounting);
+  const kvrt::LayerLayout layout = make_layout(layer, k, v, tiers, accounting);
   return accounting.batch * (kvrt::cache_bytes(layout, kvrt::CacheSide::kK, accounting.context_tokens) +
                              kvrt::cache_bytes(layout, kvrt::CacheSide::kV, accounting.context_tokens));
 }
 
-std::int64_t side_bytes(const LayerGeometry& layer, const kvrt::Scheme& scheme, Side side, std::int64_t exit_block, std::int64_t window,
+std::int64_t side_bytes(const LayerGeometry& layer, const kvrt::Scheme& scheme, Side side, std::int64_t partner_group, const TierClass& tiers,
                         const Accounting& accounting) {
-  kvrt::LayerLayout layout = make_layout(layer, scheme, scheme, window, accounting);
-  layout.tiers.block_base = exit_block;
-  return accounting.batch * kvrt::cache_bytes(layout, side == Side::kK ? kvrt::CacheSide::kK : kvrt::CacheSide::kV, accounting.context_tokens);
+  kvrt::Scheme partner;
+  if (partner_group > 1) partner.format = kvrt::Format::kInt8, partner.granularity = kvrt::Granularity::kChannel, partner.group = static_cast<int>(partner_group);
+  const bool key = side == Side::kK;
+  const kvrt::LayerLayout layout = make_layout(layer, key ? scheme : partner, key ? partner : scheme, tiers, accounting);
+  return accounting.batch * kvrt::cache_bytes(layout, key ? kvrt::CacheSide::kK : kvrt::CacheSide::kV, accounting.context_tokens);
 }
 
 bool countable(const std::vector<LayerGeometry>& layers, std::int64_t window, const Accounting& accounting) {
@@ -58,6 +62,11 @@ std::int64_t constants_bytes(const kvrt::Scheme& scheme, const LayerGeometry& la
   std::int64_t values = 0;
   for (const kvrt::PlanConstant& c : kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim)) values += c.count();
   return values * static_cast<std::int64_t>(sizeof(float));
+}
+
+std::int64_t saliency_bytes(const LayerGeometry& layer) {
+  const std::int64_t rank = std::min(layer.head_dim, quant::SaliencyFactors::kMostRank);
+  return std::int64_t{layer.n_q_heads} * layer.head_dim * (1 + rank) * static_cast<std::int64_t>(sizeof(float));
 }
 
 double effective_bits(std::int64_t bytes, std::int64_t elements) {

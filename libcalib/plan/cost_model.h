@@ -15,16 +15,24 @@ struct Accounting {
   int page_tokens = 64, scale_refresh_tokens = 0;
 };
 
-/// One layer's byte-count description for a pair of schemes and a window.
-kvrt::LayerLayout make_layout(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
+/// A layer's tiers beside its sinks: newest tokens kept exact, and the share of the coded ones that stands in the salient tier.
+struct TierClass {
+  TierClass(std::int64_t window, double salient_fraction = 0, const kvrt::Scheme& salient = {}) : window(window), salient_fraction(salient_fraction), salient(salient) {}
+  std::int64_t window = 0;
+  double salient_fraction = 0;
+  kvrt::Scheme salient;  ///< used if the fraction is above 0
+};
+
+/// One layer's byte-count description for a pair of schemes and its tiers.
+kvrt::LayerLayout make_layout(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, const TierClass& tiers,
                               const Accounting& accounting);
 
 /// Bytes of K and V of one layer for batch sequences of context_tokens. Exact: kvrt::cache_bytes.
-std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, std::int64_t window,
+std::int64_t layer_bytes(const LayerGeometry& layer, const kvrt::Scheme& k, const kvrt::Scheme& v, const TierClass& tiers,
                          const Accounting& accounting);
 
-/// The same for one side whose partner imposes `exit_block` (at least the scheme's own).
-std::int64_t side_bytes(const LayerGeometry& layer, const kvrt::Scheme& scheme, Side side, std::int64_t exit_block, std::int64_t window,
+/// The same for one side beside a partner with channel groups of `partner_group` tokens (1: none; at least the scheme's own).
+std::int64_t side_bytes(const LayerGeometry& layer, const kvrt::Scheme& scheme, Side side, std::int64_t partner_group, const TierClass& tiers,
                         const Accounting& accounting);
 
 /// False where byte counts could leave 63 bits: sizes, counts or windows beyond any device. Check before counting what came from a file
@@ -36,6 +44,9 @@ std::int64_t cache_elements(const std::vector<LayerGeometry>& layers, const Acco
 
 /// Bytes of one unit's plan constants (means, static scales; fp32): shared by all sequences, no part of effective bits.
 std::int64_t constants_bytes(const kvrt::Scheme& scheme, const LayerGeometry& layer);
+
+/// Bytes of what a layer with a salient tier ranks tokens by (fp32 factors; quant/saliency_factors.h), likewise shared.
+std::int64_t saliency_bytes(const LayerGeometry& layer);
 
 double effective_bits(std::int64_t bytes, std::int64_t elements);
 

@@ -1,13 +1,16 @@
 #include "libcalib/plan/decision.h"
 
+#include <cmath>
 #include <optional>
+
+#include "libcalib/quant/token_tiers.h"
 
 namespace calib::plan {
 namespace {
 
 constexpr double kMeanRatio = 1.0;     // the mean holds as much energy as the variation
 
-/// Best allowed option of one side with fewer (or more) bytes than the choice, the window fixed; the other side is fixed too, or
+/// Best allowed option of one side with fewer (or more) bytes than the choice, the tier class fixed; the other side is fixed too, or
 /// follows under `same_kv`.
 std::optional<LayerOption> neighbour(const Candidates& c, std::size_t layer, Side side, const Found& found, bool cheaper) {
   const LayerOption& choice = found.choice[layer];
@@ -15,8 +18,9 @@ std::optional<LayerOption> neighbour(const Candidates& c, std::size_t layer, Sid
   for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
     const bool both = c.restrictions().same_kv;
     if (found.data_free && kvrt::needs_calibration(c.scheme(s))) continue;
+    if (c.sens().salient_fraction(choice.tier_class) > 0 && !quant::takes_tier(c.scheme(s))) continue;
     if (!c.allowed(layer, side, s) || (both && !c.allowed(layer, side == Side::kK ? Side::kV : Side::kK, s))) continue;
-    const LayerOption o = c.option(layer, side == Side::kK || both ? s : choice.k, side == Side::kV || both ? s : choice.v, choice.window);
+    const LayerOption o = c.option(layer, side == Side::kK || both ? s : choice.k, side == Side::kV || both ? s : choice.v, choice.tier_class);
     if (cheaper) {
       if (o.bytes >= choice.bytes) continue;
       if (!best || o.score < best->score || (o.score == best->score && o.bytes < best->bytes)) best = o;
@@ -28,6 +32,30 @@ std::optional<LayerOption> neighbour(const Candidates& c, std::size_t layer, Sid
     }
   }
   return best;
+}
+
+}  // namespace
+
+namespace {
+
+/// The layer's salient tier against the same schemes without one; both sides together.
+std::optional<Reason> tier_reason(const Candidates& c, std::size_t layer, const LayerOption& choice) {
+  if (c.sens().salient_scheme.empty()) return std::nullopt;
+  const auto rules = c.tier_rules().layers.find(c.sens().model.layers[layer].index);
+  const double fraction = c.sens().salient_fraction(choice.tier_class);
+  if (fraction == 0) {
+    if (rules == c.tier_rules().layers.end() || rules->second.abstains.empty()) return std::nullopt;
+    return Reason{"tier", "no salient tier: " + rules->second.abstains, {}};
+  }
+  std::size_t plain = 0;
+  while (c.sens().windows[plain] != c.sens().windows[choice.tier_class] || c.sens().salient_fraction(plain) > 0) ++plain;
+  const LayerOption without = c.option(layer, choice.k, choice.v, plain);
+  Reason r{"tier", fmt::format("{:g} of the coded tokens at {} by {}", fraction, c.sens().salient_scheme, c.sens().salient_score), {{"fraction", fraction}}};
+  const auto hit = rules == c.tier_rules().layers.end() ? 0.0 : rules->second.hit_rate.at(fraction);
+  if (hit > 0) r.text += fmt::format(" (hit rate {:.3f})", hit), r.numbers.emplace_back("hit_rate", hit);
+  r.text += fmt::format(": {} bytes for {:.3e} less, {:.3e} without", choice.bytes - without.bytes, without.score - choice.score, without.score);
+  r.numbers.insert(r.numbers.end(), {{"bytes", static_cast<double>(choice.bytes - without.bytes)}, {"score_without", without.score}, {"score", choice.score}});
+  return r;
 }
 
 }  // namespace
@@ -60,12 +88,13 @@ std::vector<Reason> evidence_reasons(const kvrt::Scheme& scheme, Side side, cons
 std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Side side, const Found& found, const quant::UnitEvidence* evidence) {
   const LayerOption& choice = found.choice[layer];
   const std::size_t scheme = side == Side::kK ? choice.k : choice.v;
-  const double score = c.score(layer, side, scheme, choice.window), se = c.standard_error(layer, side, scheme, choice.window);
+  const double score = c.score(layer, side, scheme, choice.tier_class), se = c.standard_error(layer, side, scheme, choice.tier_class);
   const double share = found.score > 0 ? score / found.score : 0;
   std::vector<Reason> reasons;
   reasons.push_back({"score",
                      fmt::format("{} {:.3e} +- {:.1e}, {:.1f} % of the plan's sum", c.metric(), score, se, 100 * share),
                      {{"score", score}, {"se", se}, {"share", share}}});
+  if (std::optional<Reason> tier = tier_reason(c, layer, choice)) reasons.push_back(std::move(*tier));
   const Restrictions& r = c.restrictions();
   const bool tied = r.one_pair && !c.skipped(layer);
   if (c.skipped(layer)) reasons.push_back({"restricted", "--skip-layers keeps this layer in bf16", {}});
@@ -79,7 +108,7 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
     const std::optional<LayerOption> o = neighbour(c, layer, side, found, cheaper);
     if (!o) continue;
     const std::size_t other = side == Side::kK ? o->k : o->v;
-    const double other_score = c.score(layer, side, other, o->window);
+    const double other_score = c.score(layer, side, other, o->tier_class);
     const std::int64_t difference = cheaper ? choice.bytes - o->bytes : o->bytes - choice.bytes;
     reasons.push_back({cheaper ? "cheaper" : "dearer",
                        fmt::format("{} would {} {} bytes and score {:.3e}", c.sens().schemes[other], cheaper ? "save" : "cost", difference, other_score),

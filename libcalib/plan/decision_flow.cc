@@ -53,12 +53,19 @@ class Alternatives {
       }
     std::optional<Found> other;
     try {
-      other = best_within(c_, problems_of(c_, window_per_layer_, filter), limit_);
+      other = best_within(c_, problems_of(c_, window_per_layer_, filter, false, !found_.data_free), limit_);
     } catch (const Error& e) {
       if (e.kind() != ErrorKind::kInfeasible) throw;
       return;  // ties of the restrictions leave nothing
     }
     add(name, other ? std::optional<double>(other->score) : std::nullopt, step);
+  }
+
+  /// The same for plans without a salient tier.
+  void ask_without_tier(Reason& step) const {
+    const Candidates::Filter filter = [&](std::size_t l, Side, std::size_t s) { return c_.skipped(l) || usable(s); };
+    const std::optional<Found> other = best_within(c_, problems_of(c_, window_per_layer_, filter, false, false), limit_);
+    add("none", other ? std::optional<double>(other->score) : std::nullopt, step);
   }
 
   void add(const std::string& name, std::optional<double> score, Reason& step) const {
@@ -102,17 +109,40 @@ Reason outlier_step(const Candidates& c, const std::map<int, quant::UnitEvidence
 
 Reason window_step(const Candidates& c, const Found& found, const Alternatives& ask, bool window_per_layer) {
   std::set<std::int64_t> used;
-  for (const LayerOption& o : found.choice) used.insert(c.sens().windows[o.window]);
+  for (const LayerOption& o : found.choice) used.insert(c.sens().windows[o.tier_class]);
   Reason step{"window", fmt::format("{} tokens exact{}", fmt::join(used, ", "), window_per_layer ? ", chosen per layer" : ""), {}};
-  if (c.sens().windows.size() == 1) {
+  const std::vector<std::vector<std::size_t>> sets = class_sets(c, false, !found.data_free);
+  if (sets.size() == 1) {
     step.text += "; the only window that was scored";
     return step;
   }
-  for (std::size_t w = 0; w < c.sens().windows.size(); ++w) {
-    const std::vector<LayerGroup> groups = c.groups({w}, [&](std::size_t l, Side, std::size_t s) { return c.skipped(l) || ask.usable(s); });
+  for (const std::vector<std::size_t>& classes : sets) {
+    const std::vector<LayerGroup> groups = c.groups(classes, [&](std::size_t l, Side, std::size_t s) { return c.skipped(l) || ask.usable(s); });
     const std::optional<Solution> s = solve(knapsack(groups), ask.limit());
-    ask.add(fmt::format("window {}", c.sens().windows[w]), s ? std::optional<double>(s->score) : std::nullopt, step);
+    ask.add(fmt::format("window {}", c.sens().windows[classes.front()]), s ? std::optional<double>(s->score) : std::nullopt, step);
   }
+  return step;
+}
+
+/// Layers by their share of salient tokens, and what the plan without any would score; empty where no tier was scored.
+std::optional<Reason> tier_step(const Candidates& c, const Found& found, const Alternatives& ask) {
+  if (c.sens().salient_scheme.empty()) return std::nullopt;
+  std::map<double, std::size_t> layers;
+  std::size_t n_allowed = 0, n_layers = 0;
+  for (std::size_t l = 0; l < c.n_layers(); ++l) {
+    if (const double fraction = c.sens().salient_fraction(found.choice[l].tier_class); fraction > 0) ++layers[fraction], ++n_layers;
+    bool may = false;
+    for (std::size_t w = 0; w < c.sens().windows.size(); ++w) may = may || (c.sens().salient_fraction(w) > 0 && c.class_allowed(l, w));
+    n_allowed += may;
+  }
+  Reason step{"tier", fmt::format("a salient tier at {} in {} of {} layers", c.sens().salient_scheme, n_layers, c.n_layers()),
+              {{"layers", static_cast<double>(n_layers)}, {"layers_allowed", static_cast<double>(n_allowed)}}};
+  std::string shares;
+  for (const auto& [fraction, n] : layers) shares += fmt::format("{}{:g} in {}", shares.empty() ? " (" : ", ", fraction, n);
+  if (!shares.empty()) step.text += shares + ")";
+  if (n_allowed == 0) step.text += "; no layer may have one: kvplan --saliency says where it pays";
+  else if (n_allowed < c.n_layers()) step.text += fmt::format("; {} may not have one", counted(c.n_layers() - n_allowed, "layer"));
+  if (n_layers > 0) ask.ask_without_tier(step);
   return step;
 }
 
@@ -125,7 +155,7 @@ std::optional<Reason> continuous_step(const Candidates& c, const Found& found) {
       std::map<int, double> best;  // 8 bits and more lie on the floor of the exact tokens, off the curve
       for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
         if (!c.allowed(l, side, s) || !narrow(c.scheme(s))) continue;
-        const double score = c.score(l, side, s, found.choice[l].window);
+        const double score = c.score(l, side, s, found.choice[l].tier_class);
         const auto [at, fresh] = best.emplace(kvrt::code_bits(c.scheme(s).format), score);
         if (!fresh) at->second = std::min(at->second, score);
       }
@@ -149,7 +179,8 @@ std::optional<Reason> continuous_step(const Candidates& c, const Found& found) {
 
 std::optional<MarginVerdict> apply_margin(const Candidates& c, std::int64_t limit_bytes, bool window_per_layer, Found& found) {
   bool calibrated = false;
-  for (const LayerOption& o : found.choice) calibrated = calibrated || kvrt::needs_calibration(c.scheme(o.k)) || kvrt::needs_calibration(c.scheme(o.v));
+  for (const LayerOption& o : found.choice)  // a tier ranks tokens by calibrated statistics
+    calibrated = calibrated || kvrt::needs_calibration(c.scheme(o.k)) || kvrt::needs_calibration(c.scheme(o.v)) || c.sens().salient_fraction(o.tier_class) > 0;
   if (!calibrated) return std::nullopt;
   std::optional<Found> free = best_data_free(c, limit_bytes, window_per_layer);
   if (!free || free->bytes > limit_bytes) return std::nullopt;
@@ -158,8 +189,8 @@ std::optional<MarginVerdict> apply_margin(const Candidates& c, std::int64_t limi
     const LayerOption &a = found.choice[l], &b = free->choice[l];
     for (const Side side : {Side::kK, Side::kV}) {
       const std::size_t x = side == Side::kK ? a.k : a.v, y = side == Side::kK ? b.k : b.v;
-      if (x == y && a.window == b.window) continue;
-      verdict.se += std::hypot(c.standard_error(l, side, x, a.window), c.standard_error(l, side, y, b.window));
+      if (x == y && a.tier_class == b.tier_class) continue;
+      verdict.se += std::hypot(c.standard_error(l, side, x, a.tier_class), c.standard_error(l, side, y, b.tier_class));
     }
   }
   if (verdict.data_free - verdict.calibrated <= 2 * verdict.se) {
@@ -207,8 +238,8 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
     for (const auto& [why, schemes] : by_rule) step.text += fmt::format("; {} ({})", fmt::join(schemes, " "), why);
     steps.push_back(std::move(step));
   }
-  steps.push_back({"candidates", fmt::format("{} of list {} and {}, scored by {}", counted(c.sens().schemes.size(), "scheme"), c.sens().candidate_list, counted(c.sens().windows.size(), "window"), c.metric()),
-                   {{"schemes", static_cast<double>(c.sens().schemes.size())}, {"windows", static_cast<double>(c.sens().windows.size())}}});
+  steps.push_back({"candidates", fmt::format("{} of list {} and {}, scored by {}", counted(c.sens().schemes.size(), "scheme"), c.sens().candidate_list, counted(class_sets(c, false).size(), "window"), c.metric()),
+                   {{"schemes", static_cast<double>(c.sens().schemes.size())}, {"windows", static_cast<double>(class_sets(c, false).size())}}});
   steps.push_back(outlier_step(c, evidence));
 
   const auto question = [&](const char* rule, std::string chosen, const std::vector<std::pair<std::string, SchemeTest>>& options, bool keys_only) {
@@ -263,6 +294,7 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
     steps.push_back(std::move(step));
   }
   steps.push_back(window_step(c, found, ask, window_per_layer));
+  if (std::optional<Reason> tier = tier_step(c, found, ask)) steps.push_back(std::move(*tier));
   if (std::optional<Reason> curves = continuous_step(c, found)) steps.push_back(std::move(*curves));
 
   if (margin) {

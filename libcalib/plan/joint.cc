@@ -7,6 +7,7 @@
 #include <set>
 
 #include "libcalib/base/rng.h"
+#include "libcalib/plan/search.h"
 
 namespace calib::plan {
 namespace {
@@ -80,8 +81,11 @@ double predicted_score(const std::vector<LayerOption>& choice) {
   return sum;
 }
 
-std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t window, std::size_t n, std::uint64_t seed) {
-  const std::vector<LayerGroup> tied = candidates.groups({window});
+std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t tier_class, std::size_t n, std::uint64_t seed) {
+  std::vector<std::size_t> classes;
+  for (const std::vector<std::size_t>& set : class_sets(candidates, false))
+    if (std::find(set.begin(), set.end(), tier_class) != set.end()) classes = set;
+  const std::vector<LayerGroup> tied = candidates.groups(classes);
   const std::vector<OptionGroup> groups = knapsack(tied);
   std::vector<std::vector<std::size_t>> useful;  // per group: undominated options
   for (const OptionGroup& group : groups) useful.push_back(undominated(group));
@@ -95,7 +99,7 @@ std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates
     std::vector<LayerOption> layers(candidates.n_layers());
     for (std::size_t g = 0; g < choice.size(); ++g) {
       const LayerOption& taken = tied[g].options[choice[g]];
-      for (const std::size_t l : tied[g].layers) layers[l] = candidates.option(l, taken.k, taken.v, taken.window);
+      for (const std::size_t l : tied[g].layers) layers[l] = candidates.option(l, taken.k, taken.v, taken.tier_class);
     }
     out.push_back(std::move(layers));
   };
@@ -131,11 +135,16 @@ std::vector<LayerOption> choice_of(const Candidates& candidates, const Plan& pla
   std::vector<LayerOption> choice;
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     const LayerPlan& layer = plan.layers[l];
-    const auto window = std::find(sens.windows.begin(), sens.windows.end(), plan.window_of(layer));
-    if (window == sens.windows.end())
-      fail(ErrorKind::kMismatch, fmt::format("layer {}", layer.index), "the plan's window of {} was not scored", counted(plan.window_of(layer), "token"));
+    if (layer.salient_fraction > 0 && kvrt::to_string(plan.salient->scheme) != sens.salient_scheme)
+      fail(ErrorKind::kMismatch, fmt::format("layer {}", layer.index), "the plan's salient tier is at {}, the scores have {}", kvrt::to_string(plan.salient->scheme),
+           sens.salient_scheme.empty() ? "none" : sens.salient_scheme);
+    std::size_t tiers = 0;
+    while (tiers < sens.windows.size() && (sens.windows[tiers] != plan.window_of(layer) || sens.salient_fraction(tiers) != layer.salient_fraction)) ++tiers;
+    if (tiers == sens.windows.size())
+      fail(ErrorKind::kMismatch, fmt::format("layer {}", layer.index), "the plan's window of {}{} was not scored", counted(plan.window_of(layer), "token"),
+           layer.salient_fraction > 0 ? fmt::format(" with {:g} salient", layer.salient_fraction) : "");
     choice.push_back(candidates.option(l, scheme_index(candidates, l, Side::kK, layer.k.scheme), scheme_index(candidates, l, Side::kV, layer.v.scheme),
-                                       static_cast<std::size_t>(window - sens.windows.begin())));
+                                       tiers));
   }
   return choice;
 }

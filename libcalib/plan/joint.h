@@ -23,9 +23,9 @@ inline constexpr std::size_t kLeastJointRuns = 3;
 /// Requires: at least kLeastJointRuns runs, all predicted and measured numbers > 0.
 JointFit fit_joint(std::span<const JointRun> runs);
 
-/// n combinations of one window: the dual's frontier at up to 8 effective bit rates, evenly spread between its ends (at most 8 bits), and for each
+/// n combinations of the tier classes with one window (that of `tier_class`): the dual's frontier at up to 8 effective bit rates, evenly spread between its ends (at most 8 bits), and for each
 /// of them copies in which a sixth of the layers takes another of its undominated options. Seeded; equal combinations are left out.
-std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t window, std::size_t n, std::uint64_t seed);
+std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t tier_class, std::size_t n, std::uint64_t seed);
 
 /// Sum of scores, as Candidates gives them.
 double predicted_score(const std::vector<LayerOption>& choice);

@@ -52,7 +52,7 @@ bool usable(const Candidates& c, const Tie& tie, std::size_t scheme) {
 }
 
 LayerOption raised(const Candidates& c, const LayerOption& now, const Tie& tie, std::size_t layer, std::size_t scheme) {
-  return c.option(layer, tie.k ? scheme : now.k, tie.v ? scheme : now.v, now.window);
+  return c.option(layer, tie.k ? scheme : now.k, tie.v ? scheme : now.v, now.tier_class);
 }
 
 /// Best raise of one tie; empty if it is at the top or nothing wider is offered.

@@ -9,7 +9,9 @@
 
 #include "kernels/core/scheme.h"
 #include "libcalib/base/model_geometry.h"
+#include "libcalib/plan/cost_model.h"
 #include "libcalib/plan/restrictions.h"
+#include "libcalib/quant/saliency_factors.h"
 #include "libcalib/quant/scheme_params.h"
 
 namespace calib::plan {
@@ -34,6 +36,8 @@ struct LayerPlan {
   int index = 0;        ///< layer number of the model
   std::string module;   ///< e.g. model.layers.7.self_attn
   std::optional<std::int64_t> window_tokens;  ///< only where it differs from the plan's
+  double salient_fraction = 0;                ///< share of the coded tokens in the salient tier, both sides; 0 = no tier
+  quant::SaliencyFactors saliency;            ///< by which they are chosen, where there is one
   UnitPlan k, v;
   const UnitPlan& unit(Side side) const { return side == Side::kK ? k : v; }
   UnitPlan& unit(Side side) { return side == Side::kK ? k : v; }
@@ -139,6 +143,13 @@ struct Monitor {
   std::optional<std::int64_t> length_limit;  ///< position from which the measured perplexity ratio was above its limit
 };
 
+/// The 8-bit tier of layers whose salient_fraction is above 0.
+struct SalientTier {
+  kvrt::Scheme scheme;  ///< of keys and values alike
+  std::string score;    ///< by which tokens are chosen: expected_attention
+  bool operator==(const SalientTier&) const = default;
+};
+
 struct Plan {
   ModelIdentity model;
   Provenance provenance;
@@ -148,6 +159,7 @@ struct Plan {
   std::vector<Baseline> baselines;
   std::vector<Reason> decision;  ///< the whole plan's flow: what was considered, what it would have cost, what was chosen
   std::int64_t sink_tokens = 4, window_tokens = 128;
+  std::optional<SalientTier> salient;  ///< set if any layer has a tier
   std::vector<LayerPlan> layers;  ///< ascending index, one per layer of `model`
   int page_tokens = 64, scale_refresh_tokens = 0;
   Monitor monitor;
@@ -156,6 +168,7 @@ struct Plan {
   std::vector<std::pair<std::string, std::string>> unknown_fields;
 
   std::int64_t window_of(const LayerPlan& layer) const { return layer.window_tokens.value_or(window_tokens); }
+  TierClass tiers_of(const LayerPlan& layer) const { return {window_of(layer), layer.salient_fraction, salient ? salient->scheme : kvrt::Scheme{}}; }
 };
 
 }  // namespace calib::plan

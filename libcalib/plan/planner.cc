@@ -8,6 +8,7 @@
 #include "libcalib/plan/decision_flow.h"
 #include "libcalib/plan/frontier.h"
 #include "libcalib/plan/ladder.h"
+#include "libcalib/quant/token_tiers.h"
 
 namespace calib::plan {
 namespace {
@@ -27,7 +28,8 @@ void fill_summary(Plan& plan, const Accounting& accounting) {
   s.elements = cache_elements(plan.model.layers, accounting);
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     const LayerPlan& layer = plan.layers[l];
-    s.bytes += layer_bytes(plan.model.layers[l], layer.k.scheme, layer.v.scheme, plan.window_of(layer), accounting);
+    s.bytes += layer_bytes(plan.model.layers[l], layer.k.scheme, layer.v.scheme, plan.tiers_of(layer), accounting);
+    if (layer.salient_fraction > 0) s.constants_bytes += saliency_bytes(plan.model.layers[l]);
     for (const Side side : {Side::kK, Side::kV}) s.constants_bytes += constants_bytes(layer.unit(side).scheme, plan.model.layers[l]);
   }
   s.effective_bits = effective_bits(s.bytes, s.elements);
@@ -67,7 +69,7 @@ bool restrictions_allow_bf16(const Restrictions& r) {
 
 /// What a limit that 16 bit fits asks for: bf16 everywhere, and no tiers, which would be bf16 as well.
 Plan plan_in_16_bit(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, std::int64_t limit_bytes) {
-  Plan plan = uniform_plan(sens.model, {"bf16", "bf16", "bf16", 0, 0, ""}, request.accounting, evidence, {});
+  Plan plan = uniform_plan(sens.model, {"bf16", "bf16", "bf16", 0, 0, "", 0, ""}, request.accounting, evidence, {});
   plan.request = request_of(sens, request);
   plan.request.budget_bytes = limit_bytes;
   for (LayerPlan& layer : plan.layers)
@@ -114,7 +116,7 @@ Candidates candidates_of(const sens::SensResult& sens, const SearchRequest& requ
   Accounting accounting = request.accounting;
   accounting.sink_tokens = sens.n_sinks;
   for (const std::int64_t window : sens.windows) check_accounting(sens.model, window, accounting);
-  return Candidates(sens, accounting, request.metric, log, request.restrictions);
+  return Candidates(sens, accounting, request.metric, log, request.restrictions, request.tiers);
 }
 
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
@@ -146,7 +148,7 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
 
   // The plan's window is the one that most layers have.
   std::vector<std::size_t> votes(sens.windows.size(), 0);
-  for (const LayerOption& o : found.choice) ++votes[o.window];
+  for (const LayerOption& o : found.choice) ++votes[static_cast<std::size_t>(std::find(sens.windows.begin(), sens.windows.end(), sens.windows[o.tier_class]) - sens.windows.begin())];
   plan.window_tokens = sens.windows[static_cast<std::size_t>(std::max_element(votes.begin(), votes.end()) - votes.begin())];
 
   for (std::size_t l = 0; l < found.choice.size(); ++l) {
@@ -155,7 +157,14 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
     LayerPlan layer;
     layer.index = geometry.index;
     layer.module = module_name(geometry.index);
-    if (sens.windows[choice.window] != plan.window_tokens) layer.window_tokens = sens.windows[choice.window];
+    if (sens.windows[choice.tier_class] != plan.window_tokens) layer.window_tokens = sens.windows[choice.tier_class];
+    if (layer.salient_fraction = sens.salient_fraction(choice.tier_class); layer.salient_fraction > 0) {
+      plan.salient = SalientTier{quant::parse_salient_scheme(sens.salient_scheme, "the scores' salient tier"), sens.salient_score};
+      const auto factors = sens.saliency.find(geometry.index);
+      if (factors == sens.saliency.end())
+        fail(ErrorKind::kMismatch, fmt::format("layer {}", geometry.index), "the scores do not hold by what its salient tokens were chosen; run kvsens again");
+      layer.saliency = factors->second;
+    }
     const auto seen = evidence.find(geometry.index);
     for (const Side side : {Side::kK, Side::kV}) {
       const std::size_t scheme = side == Side::kK ? choice.k : choice.v;
@@ -181,13 +190,14 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
   return plan;
 }
 
-Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit) {
+Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit, const FitSaliency& saliency) {
   accounting.sink_tokens = preset.n_sinks;
   check_accounting(model, preset.window, accounting);
   Plan plan;
   plan.model = model;
   plan.sink_tokens = preset.n_sinks;
   plan.window_tokens = preset.window;
+  if (preset.salient_fraction > 0) plan.salient = SalientTier{quant::parse_salient_scheme(preset.salient, preset.name), quant::kTierScore};
   plan.page_tokens = accounting.page_tokens;
   plan.scale_refresh_tokens = accounting.scale_refresh_tokens;
   plan.request.uniform = preset.name;
@@ -197,6 +207,11 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
     LayerPlan layer;
     layer.index = geometry.index;
     layer.module = module_name(geometry.index);
+    if (plan.salient) {
+      for (const Side side : {Side::kK, Side::kV}) quant::check_scheme(plan.salient->scheme, geometry, side);
+      layer.salient_fraction = preset.salient_fraction;
+      layer.saliency = saliency(geometry);
+    }
     const auto seen = evidence.find(geometry.index);
     for (const Side side : {Side::kK, Side::kV}) {
       const std::string& text = side == Side::kK ? preset.k : preset.v;
@@ -207,6 +222,7 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
       if (kvrt::needs_calibration(unit.scheme)) unit.params = fit(geometry, side, unit.scheme, &notes);
       unit.why.push_back({"uniform", fmt::format("{} asks for {} on every {}", preset.name, text, side_name(side)), {}});
       for (const std::string& note : notes) unit.why.push_back({"zero_range", note, {}});
+      if (plan.salient) unit.why.push_back({"tier", fmt::format("{} asks for{} by {}", preset.name, quant::tier_text(preset.salient_fraction, preset.salient).substr(1), plan.salient->score), {{"fraction", preset.salient_fraction}}});
       if (seen != evidence.end())
         for (Reason& r : evidence_reasons(unit.scheme, side, seen->second)) unit.why.push_back(std::move(r));
     }

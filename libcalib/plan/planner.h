@@ -22,6 +22,7 @@ struct SearchRequest {
   std::string metric;       ///< empty = first present
   Accounting accounting;    ///< sinks come from sens.h5
   Restrictions restrictions;
+  TierRules tiers;          ///< where a salient tier may stand
   std::uint64_t seed = 0;   ///< of the random baseline
 };
 
@@ -39,8 +40,12 @@ quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGe
 /// Fits the constants of one unit: (layer geometry, side, scheme, list that receives notes).
 using FitUnit = std::function<quant::SchemeParams(const LayerGeometry&, Side, const kvrt::Scheme&, std::vector<std::string>*)>;
 
-/// One pair for every layer, with the preset's sinks and window. Checks each scheme against each layer.
-Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit);
+/// By what a layer ranks tokens for a salient tier.
+using FitSaliency = std::function<quant::SaliencyFactors(const LayerGeometry&)>;
+
+/// One pair for every layer, with the preset's sinks, window and salient tier (`saliency` is asked for presets that have one). Checks
+/// each scheme against each layer.
+Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit, const FitSaliency& saliency = {});
 
 /// Stored key order and llama.cpp block order of a unit (KERNELS.md 3.3, FORMATS.md 2).
 std::string default_chan_perm(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer);

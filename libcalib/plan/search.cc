@@ -16,7 +16,7 @@ Found found_of(const Candidates& candidates, const Problem& problem, const Solut
   std::vector<LayerOption> choice(candidates.n_layers());
   for (std::size_t g = 0; g < problem.groups.size(); ++g) {
     const LayerOption& taken = problem.groups[g].options[solution.choice[g]];
-    for (const std::size_t l : problem.groups[g].layers) choice[l] = candidates.option(l, taken.k, taken.v, taken.window);
+    for (const std::size_t l : problem.groups[g].layers) choice[l] = candidates.option(l, taken.k, taken.v, taken.tier_class);
   }
   Found found = plan::found_of(candidates, std::move(choice));
   found.solution = solution;
@@ -88,7 +88,7 @@ std::string restriction_fix(const Candidates& c, const Reachable& reachable) {
   without([](Restrictions& x) { x.arch.clear(); });
   looser.push_back({});
   for (const Restrictions& less : looser) {
-    const std::string gain = reachable(Candidates(c.sens(), c.accounting(), c.metric(), {}, less));
+    const std::string gain = reachable(Candidates(c.sens(), c.accounting(), c.metric(), {}, less, c.tier_rules()));
     if (gain.empty()) continue;
     const std::string left = restrictions_text(less);
     return fmt::format("with {} in place of {} {}", left.empty() ? "no restriction" : left, restrictions_text(r), gain);
@@ -99,13 +99,13 @@ std::string restriction_fix(const Candidates& c, const Reachable& reachable) {
 /// The scheme pair and window that most layers have, for messages.
 std::string typical_choice(const Candidates& c, const std::vector<LayerOption>& choice) {
   std::size_t best = 0, best_count = 0;
-  const auto same = [](const LayerOption& a, const LayerOption& b) { return a.k == b.k && a.v == b.v && a.window == b.window; };
+  const auto same = [](const LayerOption& a, const LayerOption& b) { return a.k == b.k && a.v == b.v && a.tier_class == b.tier_class; };
   for (std::size_t l = 0; l < choice.size(); ++l) {
     const auto count = static_cast<std::size_t>(std::count_if(choice.begin(), choice.end(), [&](const LayerOption& o) { return same(o, choice[l]); }));
     if (count > best_count) best = l, best_count = count;
   }
   const LayerOption& o = choice[best];
-  return fmt::format("{}:{} window {}", c.sens().schemes[o.k], c.sens().schemes[o.v], c.sens().windows[o.window]);
+  return fmt::format("{}:{} {}", c.sens().schemes[o.k], c.sens().schemes[o.v], c.class_text(o.tier_class));
 }
 
 [[noreturn]] void fail_budget(const Candidates& c, const Budget& budget, const std::vector<Problem>& problems, std::int64_t limit, std::int64_t least,
@@ -130,7 +130,7 @@ std::string typical_choice(const Candidates& c, const std::vector<LayerOption>& 
   fail(ErrorKind::kInfeasible, asked, "minimum {} with these candidates{} (most layers {}); {}", minimum,
        c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", typical_choice(c, smallest->choice),
        !loosened.empty()        ? loosened
-       : c.restrictions().any() ? "and without restrictions: " + cheapest_fix(Candidates(c.sens(), a, c.metric()), limit)
+       : c.restrictions().any() ? "and without restrictions: " + cheapest_fix(Candidates(c.sens(), a, c.metric(), {}, {}, c.tier_rules()), limit)
                                 : cheapest_fix(c, limit));
 }
 
@@ -192,10 +192,10 @@ Found within_score(const Candidates& c, const std::vector<Problem>& problems, do
 
 }  // namespace
 
-std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter, bool with_constants) {
+std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter, bool with_constants, bool with_tiers) {
   std::vector<Problem> problems;
-  for (const std::vector<std::size_t>& windows : window_sets(candidates, window_per_layer)) {
-    std::vector<LayerGroup> groups = candidates.groups(windows, filter, with_constants);
+  for (const std::vector<std::size_t>& classes : class_sets(candidates, window_per_layer, with_tiers)) {
+    std::vector<LayerGroup> groups = candidates.groups(classes, filter, with_constants);
     Knapsack knapsack_of_groups(knapsack(groups, with_constants));
     problems.push_back({std::move(groups), std::move(knapsack_of_groups)});
   }
@@ -210,14 +210,15 @@ std::optional<Found> best_within(const Candidates& c, const std::vector<Problem>
   return best;
 }
 
-std::vector<std::vector<std::size_t>> window_sets(const Candidates& candidates, bool per_layer) {
+std::vector<std::vector<std::size_t>> class_sets(const Candidates& candidates, bool per_layer, bool with_tiers) {
+  const std::vector<std::int64_t>& windows = candidates.sens().windows;
   std::vector<std::vector<std::size_t>> sets;
-  std::vector<std::size_t> all;
-  for (std::size_t w = 0; w < candidates.sens().windows.size(); ++w) {
-    all.push_back(w);
-    sets.push_back({w});
+  for (std::size_t w = 0; w < windows.size(); ++w) {
+    if (!with_tiers && candidates.sens().salient_fraction(w) > 0) continue;
+    const auto same = std::find_if(sets.begin(), sets.end(), [&](const std::vector<std::size_t>& set) { return per_layer || windows[set.front()] == windows[w]; });
+    if (same == sets.end()) sets.push_back({w});
+    else same->push_back(w);
   }
-  if (per_layer) return {all};
   return sets;
 }
 
@@ -233,7 +234,7 @@ Found found_of(const Candidates& candidates, std::vector<LayerOption> choice) {
     const LayerOption& o = choice[l];
     found.bytes += o.bytes;
     found.score += o.score;
-    found.se += candidates.standard_error(l, Side::kK, o.k, o.window) + candidates.standard_error(l, Side::kV, o.v, o.window);
+    found.se += candidates.standard_error(l, Side::kK, o.k, o.tier_class) + candidates.standard_error(l, Side::kV, o.v, o.tier_class);
   }
   found.choice = std::move(choice);
   return found;

@@ -1,5 +1,5 @@
 #pragma once
-// Finds the plan's choices: least score within bytes, or least bytes within a score, over the scored windows.
+// Finds the plan's choices: least score within bytes, or least bytes within a score, over the scored tier classes.
 
 #include <cstdint>
 #include <optional>
@@ -22,12 +22,12 @@ struct Limits {
   bool window_per_layer = false;
 };
 
-/// One set of windows: the groups of layers and their knapsack, pruned and swept once for any number of budgets.
+/// One set of tier classes: the groups of layers and their knapsack, pruned and swept once for any number of budgets.
 struct Problem {
   std::vector<LayerGroup> groups;
   Knapsack knapsack;
 };
-std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter = {}, bool with_constants = false);
+std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter = {}, bool with_constants = false, bool with_tiers = true);
 
 struct Found {
   std::vector<LayerOption> choice;  ///< per layer
@@ -55,7 +55,8 @@ struct Profile {
 };
 Profile profile_of(const std::string& name);
 
-/// The window sets that a search tries: one window for the whole model each, or all at once per layer.
-std::vector<std::vector<std::size_t>> window_sets(const Candidates& candidates, bool per_layer);
+/// The sets of tier classes that a search tries: one window for the whole model each, or all at once per layer; the share of a salient
+/// tier is a layer's own either way. Without `with_tiers`, classes that have none.
+std::vector<std::vector<std::size_t>> class_sets(const Candidates& candidates, bool per_layer, bool with_tiers = true);
 
 }  // namespace calib::plan

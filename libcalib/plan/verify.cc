@@ -9,6 +9,7 @@
 #include "libcalib/base/error.h"
 #include "libcalib/base/plural.h"
 #include "libcalib/plan/cost_model.h"
+#include "libcalib/quant/token_tiers.h"
 
 namespace calib::plan {
 namespace {
@@ -41,6 +42,29 @@ void check_unit(const UnitPlan& unit, Side side, const LayerGeometry& layer, std
     if (constant == needed.end()) check(what, *values, 0, false);
     else check(what, *values, static_cast<std::size_t>(constant->count()), constant->positive);
   }
+}
+
+void check_tier(const Plan& plan, const LayerPlan& layer, const LayerGeometry& geometry, std::vector<std::string>& problems) {
+  const std::string name = fmt::format("layer {}: ", layer.index);
+  const quant::SaliencyFactors& f = layer.saliency;
+  if (layer.salient_fraction == 0) {
+    if (!f.a.empty() || !f.m.empty()) problems.push_back(name + "holds factors of a salient tier that it does not have");
+    return;
+  }
+  if (!plan.salient) problems.push_back(fmt::format("{}salient_fraction is {:g}, but the plan names no salient tier", name, layer.salient_fraction));
+  if (!(layer.salient_fraction > 0 && layer.salient_fraction <= quant::kMostSalient))
+    problems.push_back(fmt::format("{}salient_fraction is {:g}, expected 0 to {}", name, layer.salient_fraction, quant::kMostSalient));
+  else if (kvrt::finish_tiers(layer.k.scheme, layer.v.scheme, 0, 0, layer.salient_fraction).block_salient == 0)
+    problems.push_back(fmt::format("{}salient_fraction {:g} rounds to no token of an exit block", name, layer.salient_fraction));
+  if (plan.salient)
+    for (const bool key : {true, false})
+      if (const std::string shape = kvrt::check_shape(plan.salient->scheme, geometry.head_dim, key); !shape.empty()) problems.push_back(name + "salient tier: " + shape);
+  const std::size_t width = static_cast<std::size_t>(geometry.n_q_heads) * static_cast<std::size_t>(geometry.head_dim);
+  if (f.rank < 1 || f.rank > quant::SaliencyFactors::kMostRank || f.a.size() != width || f.m.size() != width * static_cast<std::size_t>(f.rank))
+    problems.push_back(fmt::format("{}saliency holds {} and {} values of rank {}, expected {} and {} at rank 1 to {}", name, f.a.size(), f.m.size(), f.rank, width,
+                                   width * static_cast<std::size_t>(std::max(f.rank, 1)), quant::SaliencyFactors::kMostRank));
+  for (const std::vector<float>* values : {&f.a, &f.m})
+    if (!std::all_of(values->begin(), values->end(), [](float x) { return std::isfinite(x); })) problems.push_back(name + "saliency holds a value that is not finite");
 }
 
 void check_restrictions(const Plan& plan, std::vector<std::string>& problems) {
@@ -115,13 +139,15 @@ std::vector<std::string> verify_plan(const Plan& plan) {
     const LayerPlan& layer = *std::find_if(plan.layers.begin(), plan.layers.end(), [&](const LayerPlan& p) { return p.index == geometry.index; });
     check_unit(layer.k, Side::kK, geometry, problems);
     check_unit(layer.v, Side::kV, geometry, problems);
+    check_tier(plan, layer, geometry, problems);
     // Counted from the segments' own layouts rather than through layer_bytes.
-    const kvrt::LayerLayout layout = make_layout(geometry, layer.k.scheme, layer.v.scheme, plan.window_of(layer), accounting);
+    const kvrt::LayerLayout layout = make_layout(geometry, layer.k.scheme, layer.v.scheme, plan.tiers_of(layer), accounting);
     for (const kvrt::CacheSide side : {kvrt::CacheSide::kK, kvrt::CacheSide::kV})
       bytes += accounting.batch * kvrt::cache_bytes(layout, side, accounting.context_tokens);
     const double floor = unpadded_bytes(layout, accounting.context_tokens) * static_cast<double>(accounting.batch);
-    const std::int64_t counted = layer_bytes(geometry, layer.k.scheme, layer.v.scheme, plan.window_of(layer), accounting);
+    const std::int64_t counted = layer_bytes(geometry, layer.k.scheme, layer.v.scheme, plan.tiers_of(layer), accounting);
     if (static_cast<double>(counted) < floor - 1) problems.push_back(fmt::format("layer {}: {} bytes are fewer than its tokens need ({:.0f})", geometry.index, counted, floor));
+    constants += 4 * static_cast<std::int64_t>(layer.saliency.a.size() + layer.saliency.m.size());
     for (const UnitPlan* unit : {&layer.k, &layer.v})
       for (const auto& array : unit->params.arrays()) constants += 4 * static_cast<std::int64_t>(array.second->size());
     const std::int64_t tokens = geometry.sliding_window > 0 ? std::min(geometry.sliding_window, accounting.context_tokens) : accounting.context_tokens;

@@ -37,6 +37,7 @@ std::vector<Preset> make_presets() {
   list.push_back({"turboquant4", "lm4.token.g.had", "lm4.token.g.had", 4, 128, ""});
   list.push_back({"turboquant3", "lm3.token.g.had", "lm3.token.g.had", 4, 128, ""});
   list.push_back({"nvfp4", "nvfp4", "nvfp4", 4, 128, ""});
+  list.push_back({"tiered4", "int4.token.g128", "int4.token.g128", 4, 2, "three tiers", 0.2, "fp8e4m3.token.g"});
   return list;
 }
 
@@ -161,6 +162,10 @@ std::string doubtful_parts(const kvrt::Scheme& scheme) {
   return "";
 }
 
+std::string tier_text(double salient_fraction, const std::string& salient) {
+  return salient_fraction > 0 ? fmt::format(", salient {:g} at {}", salient_fraction, salient) : "";
+}
+
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> list = make_presets();
   return list;
@@ -169,7 +174,6 @@ const std::vector<Preset>& presets() {
 const std::vector<NamedOnly>& presets_by_name_only() {
   static const std::vector<NamedOnly> list = {
       {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
-      {"tiered4", "needs a salient tier (salient 0.2 at fp8e4m3.token.g), which is not offered in this build"},
   };
   return list;
 }

@@ -25,7 +25,11 @@ struct Preset {
   std::string name, k, v;
   std::int64_t n_sinks = 4, window = 128;
   std::string note;
+  double salient_fraction = 0;  ///< share of the coded tokens in the salient tier
+  std::string salient = {};     ///< its scheme
 };
+/// ", salient 0.2 at fp8e4m3.token.g"; empty without a tier.
+std::string tier_text(double salient_fraction, const std::string& salient);
 const std::vector<Preset>& presets();
 /// Presets that are more than one pair with its sinks and window: known by name, with what they need that is not offered.
 struct NamedOnly {

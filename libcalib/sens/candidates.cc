@@ -31,12 +31,15 @@ double page_bytes(const LayerGeometry& layer, Side side, const kvrt::Scheme& sch
 
 }  // namespace
 
-std::int64_t exit_block_of(const kvrt::Scheme& scheme) {
-  return scheme.granularity == kvrt::Granularity::kChannel ? scheme.group : 1;
+kvrt::Tiers isolated_tiers(const kvrt::Scheme& scheme, std::int64_t n_sinks, std::int64_t window, double salient_fraction) {
+  return kvrt::finish_tiers(scheme, scheme, n_sinks, window, salient_fraction);
 }
 
-kvrt::Tiers isolated_tiers(const kvrt::Scheme& scheme, std::int64_t n_sinks, std::int64_t window) {
-  return {n_sinks, window, exit_block_of(scheme), 0};
+std::shared_ptr<const quant::SalientTier> salient_tier_of(const SensResult& grid, int layer) {
+  if (grid.salient_scheme.empty()) return nullptr;
+  const auto factors = grid.saliency.find(layer);
+  if (factors == grid.saliency.end()) fail(ErrorKind::kInternal, fmt::format("layer {}", layer), "has no factors to rank tokens by");
+  return std::make_shared<const quant::SalientTier>(quant::SalientTier{quant::parse_salient_scheme(grid.salient_scheme, "salient tier"), factors->second});
 }
 
 std::size_t layer_position(const ModelIdentity& model, int layer) {

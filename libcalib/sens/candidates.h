@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/core/tiers.h"
 #include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scheme.h"
+#include "libcalib/quant/token_tiers.h"
 #include "libcalib/sens/sens_result.h"
 
 namespace calib::sens {
@@ -16,6 +18,9 @@ namespace calib::sens {
 /// Constants of a scheme for the unit (position of the layer in ModelIdentity::layers, side) when n_sinks tokens stay exact. Called
 /// only for schemes that need some.
 using ParamsProvider = std::function<quant::SchemeParams(std::size_t layer_idx, Side side, const kvrt::Scheme& scheme, std::int64_t n_sinks)>;
+
+/// By what a layer (position in ModelIdentity::layers) ranks tokens for a salient tier.
+using SaliencyProvider = std::function<quant::SaliencyFactors(std::size_t layer_idx)>;
 
 /// One scheme of one unit, ready to be applied.
 struct UnitCandidate {
@@ -25,11 +30,11 @@ struct UnitCandidate {
   bool is_alternative = false;  ///< stands beside another of its scheme with other constants; one of the two is kept
 };
 
-/// N*: tokens of an exit block of a unit that stands alone (METHODS.md 7).
-std::int64_t exit_block_of(const kvrt::Scheme& scheme);
+/// Tiers of a unit that stands alone: the exit block is its own (METHODS.md 7).
+kvrt::Tiers isolated_tiers(const kvrt::Scheme& scheme, std::int64_t n_sinks, std::int64_t window, double salient_fraction = 0);
 
-/// Tiers of an isolated unit.
-kvrt::Tiers isolated_tiers(const kvrt::Scheme& scheme, std::int64_t n_sinks, std::int64_t window);
+/// The tier of a layer (its number) in classes that have one; null if the grid has none. Throws kInternal if the layer's factors are missing.
+std::shared_ptr<const quant::SalientTier> salient_tier_of(const SensResult& grid, int layer);
 
 /// Fills schemes, units, valid and base_bytes_per_token of `result` from its model. A scheme that no unit of its side can hold is left
 /// out with a note; one that some layers cannot hold is marked not valid there, with a note. `layers` (layer numbers) restricts the

@@ -29,6 +29,7 @@ double effective_bits(const ModelIdentity& model, const std::vector<LayerChange>
     layout.k = layers[l].k->scheme;
     layout.v = layers[l].v->scheme;
     layout.tiers = layers[l].tiers;
+    if (layers[l].salient) layout.salient = layers[l].salient->scheme;
     layout.sliding_window = geometry.sliding_window;
     bytes += static_cast<double>(kvrt::cache_bytes(layout, kvrt::CacheSide::kK, n_tokens) + kvrt::cache_bytes(layout, kvrt::CacheSide::kV, n_tokens));
     const std::int64_t held = geometry.sliding_window > 0 ? std::min(n_tokens, geometry.sliding_window) : n_tokens;
@@ -38,7 +39,7 @@ double effective_bits(const ModelIdentity& model, const std::vector<LayerChange>
 }
 
 Contender uniform_contender(const std::string& text, const ModelIdentity& model, const PairTiers& pair_tiers, const ParamsProvider& params,
-                            const LogSink& log) {
+                            const LogSink& log, const SaliencyProvider& saliency) {
   CALIB_CHECK(!model.layers.empty());
   const quant::Preset preset = quant::resolve_preset(text, model.layers.front().head_dim, log);
   quant::check_offered(preset);
@@ -50,12 +51,20 @@ Contender uniform_contender(const std::string& text, const ModelIdentity& model,
   out.header.v = preset.v;
   out.header.n_sinks = pair ? pair_tiers.n_sinks : preset.n_sinks;
   out.header.window = pair ? pair_tiers.window : preset.window;
-  out.header.description = fmt::format("K {}, V {}, sinks {}, window {}", preset.k, preset.v, out.header.n_sinks, out.header.window);
+  out.header.description = fmt::format("K {}, V {}, sinks {}, window {}{}", preset.k, preset.v, out.header.n_sinks, out.header.window,
+                                       quant::tier_text(preset.salient_fraction, preset.salient));
+  if (preset.salient_fraction > 0 && !saliency)
+    fail(ErrorKind::kUsage, text, "ranks tokens for its salient tier by the queries' statistics: give --stats with a file made by kvcalib for this model");
   for (std::size_t l = 0; l < model.layers.size(); ++l) {
     LayerChange layer;
     layer.k = unit_of(preset.k, l, Side::kK, out.header.n_sinks, model, params);
     layer.v = unit_of(preset.v, l, Side::kV, out.header.n_sinks, model, params);
-    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, out.header.n_sinks, out.header.window, 0.0);
+    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, out.header.n_sinks, out.header.window, preset.salient_fraction);
+    if (preset.salient_fraction > 0) {
+      const quant::SalientTier tier{quant::parse_salient_scheme(preset.salient, text), saliency(l)};
+      for (const Side side : {Side::kK, Side::kV}) quant::check_scheme(tier.scheme, model.layers[l], side);
+      layer.salient = std::make_shared<const quant::SalientTier>(tier);
+    }
     out.layers.push_back(std::move(layer));
   }
   out.header.effective_bits_2048 = effective_bits(model, out.layers, 2048);

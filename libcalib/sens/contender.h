@@ -1,6 +1,7 @@
 #pragma once
 // What a contender of `kvsens evaluate` keeps of each layer, and what that costs. No Torch.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace calib::sens {
 struct LayerChange {
   std::optional<UnitCandidate> k, v;
   kvrt::Tiers tiers;
+  std::shared_ptr<const quant::SalientTier> salient;  ///< set where the tiers hold salient tokens
 };
 
 struct Contender {
@@ -31,9 +33,10 @@ struct PairTiers {
   std::int64_t n_sinks = 4, window = 128;
 };
 
-/// A preset or "KSCHEME:VSCHEME" on every layer. Throws: kUsage (unknown name, shape, a scheme without the constants it needs).
+/// A preset or "KSCHEME:VSCHEME" on every layer. `saliency` is asked for presets with a salient tier. Throws: kUsage (unknown name, shape,
+/// a scheme without the constants it needs, a tier without statistics).
 Contender uniform_contender(const std::string& text, const ModelIdentity& model, const PairTiers& pair_tiers, const ParamsProvider& params,
-                            const LogSink& log = {});
+                            const LogSink& log = {}, const SaliencyProvider& saliency = {});
 
 /// int2.token.g on all K, V exact, sinks 0, window 2: must be far above the noise floor (METHODS.md 9).
 Contender negative_control(const ModelIdentity& model);

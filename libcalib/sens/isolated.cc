@@ -20,12 +20,14 @@ struct Isolated {
 
 std::vector<Isolated> isolated_changes(const SensResult& grid, int layer, const SweepOptions& options, const ParamsProvider& params) {
   std::vector<Isolated> out;
+  const std::shared_ptr<const quant::SalientTier> salient = salient_tier_of(grid, layer);
   for (std::size_t u = 0; u < grid.units.size(); ++u) {
     if (grid.units[u].layer != layer) continue;
     for (UnitCandidate& c : unit_candidates(grid, u, params))
-      for (std::size_t w = 0; w < options.windows.size(); ++w) {
+      for (std::size_t w = 0; w < grid.windows.size(); ++w) {
         Isolated change{u, c.scheme_idx, w, {}, fmt::format("layer {} {} {}", layer, side_name(grid.units[u].side), grid.schemes[c.scheme_idx])};
-        change.change.tiers = isolated_tiers(c.scheme, options.n_sinks, options.windows[w]);
+        change.change.tiers = isolated_tiers(c.scheme, options.n_sinks, grid.windows[w], grid.salient_fraction(w));
+        if (change.change.tiers.block_salient > 0) change.change.salient = salient;
         (grid.units[u].side == Side::kK ? change.change.k : change.change.v) = c;
         out.push_back(std::move(change));
       }

@@ -7,6 +7,7 @@
 
 #include "libcalib/model/streaming_runner.h"
 #include "libcalib/quant/fake_quant.h"
+#include "libcalib/quant/token_tiers.h"
 #include "libcalib/sens/attention_backward.h"
 
 namespace calib::sens {
@@ -18,15 +19,21 @@ std::vector<std::int64_t> first_rows(const std::vector<text::Document>& document
   return rows;
 }
 
-// Coded and exact forms of one side in the scheme's frame; rows below n_sinks of the coded form are the exact ones.
-void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& layer, const kvrt::Tiers& tiers, const at::Tensor& x,
-                 at::Tensor* coded, at::Tensor* exact, ThreadPool& pool) {
+// Coded and exact forms of one side in the scheme's frame; rows below n_sinks of the coded form are the exact ones. `map`: null without
+// a salient tier; else base tokens alone are coded.
+void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& layer, const kvrt::Tiers& tiers, const quant::TierMap* map,
+                 const at::Tensor& x, at::Tensor* coded, at::Tensor* exact, ThreadPool& pool) {
   const std::int64_t n_tokens = x.size(0);
   *coded = at::empty_like(x);
   *exact = at::empty_like(x);
+  quant::round_bf16(x.data_ptr<float>(), exact->data_ptr<float>(), x.numel());
+  if (map != nullptr) {
+    coded->copy_(*exact);
+    quant::fake_quant_tier(unit.scheme, side, layer, unit.params, *map, false, x.data_ptr<float>(), coded->data_ptr<float>(), pool);
+    return;
+  }
   quant::fake_quant_document(unit.scheme, side, layer, unit.params, tiers.n_sinks, kvrt::encodes_bf16(tiers), n_tokens, x.data_ptr<float>(),
                              coded->data_ptr<float>(), pool);
-  quant::round_bf16(x.data_ptr<float>(), exact->data_ptr<float>(), x.numel());
   const std::int64_t sinks = std::min(n_tokens, tiers.n_sinks);
   coded->slice(0, 0, sinks).copy_(exact->slice(0, 0, sinks));
 }
@@ -56,16 +63,33 @@ ChangedCache change_cache(const model::Block& block, const at::Tensor& k_pre, co
   const c10::NoGradGuard no_grad;
   ChangedCache out;
   const auto device = k_post.device();
+  const LayerGeometry& layer = block.geometry();
+  std::optional<quant::TierMap> map;
+  at::Tensor k_cpu, v_cpu;
+  if (change.tiers.block_salient > 0) {
+    CALIB_CHECK(change.salient);
+    k_cpu = on_cpu(k_post), v_cpu = on_cpu(v);
+    map = quant::place_tokens(layer, change.salient->factors, change.tiers, k_cpu.size(0), k_cpu.data_ptr<float>(), v_cpu.data_ptr<float>(), pool);
+  }
+  // Salient keys are coded after RoPE, whatever the base's frame.
+  const auto code_salient = [&](Side side, const at::Tensor& x, at::Tensor* coded) {
+    if (!map) return;
+    *coded = on_cpu(*coded);
+    quant::fake_quant_tier(change.salient->scheme, side, layer, {}, *map, true, x.data_ptr<float>(), coded->data_ptr<float>(), pool);
+    *coded = coded->to(device);
+  };
   if (change.k) {
     const bool pre = change.k->scheme.pre;
-    change_side(*change.k, Side::kK, block.geometry(), change.tiers, on_cpu(pre ? k_pre : k_post), &out.k_coded, &out.k_exact, pool);
+    change_side(*change.k, Side::kK, layer, change.tiers, map ? &*map : nullptr, on_cpu(pre ? k_pre : k_post), &out.k_coded, &out.k_exact, pool);
     for (at::Tensor* k : {&out.k_coded, &out.k_exact}) *k = pre ? block.rotate(k->to(device)) : k->to(device);
+    code_salient(Side::kK, k_cpu, &out.k_coded);
   } else {
     out.k_coded = out.k_exact = k_post.to(at::kFloat);
   }
   if (change.v) {
-    change_side(*change.v, Side::kV, block.geometry(), change.tiers, on_cpu(v), &out.v_coded, &out.v_exact, pool);
+    change_side(*change.v, Side::kV, layer, change.tiers, map ? &*map : nullptr, on_cpu(v), &out.v_coded, &out.v_exact, pool);
     for (at::Tensor* x : {&out.v_coded, &out.v_exact}) *x = x->to(device);
+    code_salient(Side::kV, v_cpu, &out.v_coded);
   } else {
     out.v_coded = out.v_exact = v.to(at::kFloat);
   }

@@ -7,6 +7,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "libcalib/quant/expected_attention.h"
 #include "libcalib/quant/fake_quant.h"
 #include "libcalib/sens/joint_run.h"
 
@@ -35,8 +36,8 @@ Spread scaled(Spread x, double factor) {
 }  // namespace
 
 LayerScorer::LayerScorer(const model::Block& block, std::vector<UnitCandidate> keys, std::vector<UnitCandidate> values,
-                         const ScoreSettings& settings, ThreadPool& pool)
-    : block_(block), settings_(settings), pool_(pool), w_o_(on_cpu(block.output_projection())) {
+                         const ScoreSettings& settings, ThreadPool& pool, std::shared_ptr<const quant::SalientTier> salient)
+    : block_(block), settings_(settings), pool_(pool), w_o_(on_cpu(block.output_projection())), salient_(std::move(salient)) {
   keys_ = make_unit(Side::kK, std::move(keys));
   values_ = make_unit(Side::kV, std::move(values));
 }
@@ -46,8 +47,9 @@ LayerScorer::UnitState LayerScorer::make_unit(Side side, std::vector<UnitCandida
   unit.side = side;
   unit.candidates = std::move(candidates);
   for (const UnitCandidate& c : unit.candidates)
-    for (const std::int64_t window : settings_.windows) {
-      const kvrt::Tiers tiers = isolated_tiers(c.scheme, settings_.n_sinks, window);
+    for (std::size_t w = 0; w < settings_.windows.size(); ++w) {
+      const kvrt::Tiers tiers = isolated_tiers(c.scheme, settings_.n_sinks, settings_.windows[w], settings_.salient_fractions[w]);
+      CALIB_CHECK(tiers.block_salient == 0 || salient_);
       const auto at = std::find_if(unit.classes.begin(), unit.classes.end(), [&](const kvrt::Tiers& t) { return same(t, tiers); });
       unit.class_of.push_back(static_cast<std::size_t>(at - unit.classes.begin()));
       if (at == unit.classes.end()) unit.classes.push_back(tiers);
@@ -60,6 +62,37 @@ at::Tensor LayerScorer::error_of(const UnitCandidate& candidate, Side side, cons
   at::Tensor out = at::empty_like(x);
   quantisation_error(candidate, side, block_.geometry(), settings_.n_sinks, bf16_input, x.size(0), x.data_ptr<float>(), out.data_ptr<float>(), pool_);
   return out;
+}
+
+const quant::TierMap& LayerScorer::placement(const kvrt::Tiers& tiers) {
+  for (const auto& [known, map] : placements_)
+    if (same(known, tiers)) return map;
+  placements_.emplace_back(tiers, quant::place_tokens(block_.geometry(), salient_->factors, tiers, k_post_.size(0), k_post_.data_ptr<float>(), v_.data_ptr<float>(), pool_));
+  return placements_.back().second;
+}
+
+at::Tensor LayerScorer::tier_error(const UnitCandidate& candidate, Side side, const kvrt::Tiers& tiers, const at::Tensor& x, const at::Tensor& x_post) {
+  const LayerGeometry& g = block_.geometry();
+  const quant::TierMap& map = placement(tiers);
+  at::Tensor base = x.clone(), salient = x_post.clone();
+  quant::fake_quant_tier(candidate.scheme, side, g, candidate.params, map, false, x.data_ptr<float>(), base.data_ptr<float>(), pool_);
+  quant::fake_quant_tier(salient_->scheme, side, g, {}, map, true, x_post.data_ptr<float>(), salient.data_ptr<float>(), pool_);
+  base.sub_(x), salient.sub_(x_post);
+  if (candidate.scheme.pre) {  // the salient tokens' error, turned back to their positions' frame
+    float* const data = salient.data_ptr<float>();
+    pool_.parallel_for(map.n_tokens, [&](std::int64_t i) {
+      const quant::RopeTurn back(g, -(map.first + i), 1 / g.attention_factor);
+      std::vector<double> row(static_cast<std::size_t>(g.head_dim));
+      for (std::int64_t h = 0; h < g.n_kv_heads; ++h) {
+        if (map.salient[static_cast<std::size_t>(i * g.n_kv_heads + h)] == 0) continue;
+        float* const at = data + ((map.first + i) * g.n_kv_heads + h) * g.head_dim;
+        row.assign(at, at + g.head_dim);
+        back.apply(row.data());
+        for (std::size_t c = 0; c < row.size(); ++c) at[c] = static_cast<float>(row[c]);
+      }
+    });
+  }
+  return base.add_(salient);
 }
 
 LayerScorer::FrameGradients LayerScorer::split_gradients(const UnitState& unit, const at::Tensor& full, const std::vector<at::Tensor>& exact,
@@ -104,12 +137,18 @@ void LayerScorer::score_keys(const DocumentAttention& x, const AttentionGradient
     if (probe != nullptr && exact_scores[pre].empty()) exact_scores[pre] = probe->score_changes(to_post(rounding_error(k[pre]), pre));
     for (const bool bf16_input : {false, true}) {
       at::Tensor error;
+      bool error_is_tiered = false;
       std::vector<at::Tensor> coded_scores;
       for (std::size_t w = 0; w < n_windows; ++w) {
         const std::size_t class_idx = keys_.class_of[i * n_windows + w];
         if (kvrt::encodes_bf16(keys_.classes[class_idx]) != bf16_input) continue;
         Rows& rows = keys_.rows[i * n_windows + w];
-        if (!error.defined()) error = error_of(candidate, Side::kK, k[pre], bf16_input);
+        const bool tiered = keys_.classes[class_idx].block_salient > 0;
+        if (tiered || !error.defined() || error_is_tiered) {
+          error = tiered ? tier_error(candidate, Side::kK, keys_.classes[class_idx], k[pre], k[0]) : error_of(candidate, Side::kK, k[pre], bf16_input);
+          error_is_tiered = tiered;
+          coded_scores.clear();
+        }
         if (gradients != nullptr) add_fisher(error, *g[pre], class_idx, &rows);
         if (probe == nullptr) continue;
         if (coded_scores.empty()) coded_scores = probe->score_changes(to_post(error, pre));
@@ -136,11 +175,16 @@ void LayerScorer::score_values(const DocumentAttention& x, const AttentionGradie
   for (std::size_t i = 0; i < values_.candidates.size(); ++i)
     for (const bool bf16_input : {false, true}) {
       at::Tensor error;
+      bool error_is_tiered = false;
       for (std::size_t w = 0; w < n_windows; ++w) {
         const std::size_t class_idx = values_.class_of[i * n_windows + w];
         if (kvrt::encodes_bf16(values_.classes[class_idx]) != bf16_input) continue;
         Rows& rows = values_.rows[i * n_windows + w];
-        if (!error.defined()) error = error_of(values_.candidates[i], Side::kV, v, bf16_input);
+        const bool tiered = values_.classes[class_idx].block_salient > 0;
+        if (tiered || !error.defined() || error_is_tiered) {
+          error = tiered ? tier_error(values_.candidates[i], Side::kV, values_.classes[class_idx], v, v) : error_of(values_.candidates[i], Side::kV, v, bf16_input);
+          error_is_tiered = tiered;
+        }
         if (g) add_fisher(error, *g, class_idx, &rows);
         if (probe == nullptr) continue;
         const std::size_t begin = rows.out.size();
@@ -155,6 +199,8 @@ void LayerScorer::add_document(std::int32_t document, const DocumentAttention& x
   const c10::NoGradGuard no_grad;
   const std::int64_t n_tokens = x.q_post.size(0);
   longest_ = std::max(longest_, n_tokens);
+  placements_.clear();
+  if (salient_) k_post_ = on_cpu(x.k_post), v_ = on_cpu(x.v);
   if (settings_.fisher) {
     CALIB_CHECK(gradients != nullptr);
     for (std::int64_t j = 0; j < n_tokens; ++j) {
@@ -267,6 +313,7 @@ void LayerScorer::finish(std::size_t key_unit, std::size_t value_unit, SensResul
 
 void prepare_tables(const ScoreSettings& settings, std::int64_t seq_len, SensResult* result) {
   result->windows = settings.windows;
+  result->salient_fractions = settings.salient_fractions;
   result->n_buckets = n_position_buckets(seq_len);
   std::vector<std::string> metrics;
   if (settings.fisher) metrics.insert(metrics.end(), {"fisher_vec", "fisher", "fisher_dir"});

@@ -3,7 +3,9 @@
 // Legend: T tokens, Q query heads, H KV heads, D head_dim, R label draws.
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libcalib/model/torch_block.h"
@@ -17,7 +19,8 @@ namespace calib::sens {
 
 struct ScoreSettings {
   std::int64_t n_sinks = 4;
-  std::vector<std::int64_t> windows = {128};
+  std::vector<std::int64_t> windows = {128};      ///< of every tier class
+  std::vector<double> salient_fractions = {0.0};  ///< likewise
   std::int64_t rows_per_document = 128;  ///< sampled rows of attn_kl, attn_out and fisher_softmax
   std::uint64_t seed = 0;
   bool fisher = true;     ///< fisher_vec, fisher and fisher_dir
@@ -32,8 +35,9 @@ struct DocumentAttention {
 
 class LayerScorer {
  public:
+  /// `salient`: the layer's tier, for classes that have one; else null.
   LayerScorer(const model::Block& block, std::vector<UnitCandidate> keys, std::vector<UnitCandidate> values, const ScoreSettings& settings,
-              ThreadPool& pool);
+              ThreadPool& pool, std::shared_ptr<const quant::SalientTier> salient = nullptr);
 
   /// Classes for which attention_backward() must split the gradient.
   const std::vector<kvrt::Tiers>& key_classes() const { return keys_.classes; }
@@ -50,7 +54,7 @@ class LayerScorer {
   std::size_t n_alternatives_kept() const { return n_alternatives_kept_; }
 
  private:
-  /// Rows of one (candidate, window), in the order of the row index.
+  /// Rows of one (candidate, tier class), in the order of the row index.
   struct Rows {
     std::vector<float> vec, diagonal, kl, out;
     std::vector<float> direction;  ///< a row a document
@@ -61,8 +65,8 @@ class LayerScorer {
     Side side = Side::kK;
     std::vector<UnitCandidate> candidates;
     std::vector<kvrt::Tiers> classes;
-    std::vector<std::size_t> class_of;  ///< [candidate, window]
-    std::vector<Rows> rows;             ///< [candidate, window]
+    std::vector<std::size_t> class_of;  ///< [candidate, tier class] -> classes
+    std::vector<Rows> rows;             ///< [candidate, tier class]
   };
   /// Gradients of one frame, split by class, and the exact segments' share of the Fisher rows.
   struct FrameGradients {
@@ -79,6 +83,9 @@ class LayerScorer {
   /// fisher_softmax over fisher_vec: sum w exact / sum w linear over sampled rows; 1 for values and where nothing moves.
   double softmax_gain(const Rows& rows) const;
   at::Tensor error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const;
+  /// The same with a salient tier, by where the document's tokens stand. x_post: x after RoPE (x itself but for `pre`).
+  at::Tensor tier_error(const UnitCandidate& candidate, Side side, const kvrt::Tiers& tiers, const at::Tensor& x, const at::Tensor& x_post);
+  const quant::TierMap& placement(const kvrt::Tiers& tiers);
   /// Drops the worse of two candidates of one scheme, with its rows.
   void settle_alternatives(UnitState& unit);
   struct Resampling {
@@ -90,6 +97,9 @@ class LayerScorer {
   ScoreSettings settings_;
   ThreadPool& pool_;
   at::Tensor w_o_;
+  std::shared_ptr<const quant::SalientTier> salient_;
+  std::vector<std::pair<kvrt::Tiers, quant::TierMap>> placements_;  ///< of the present document
+  at::Tensor k_post_, v_;                                           ///< likewise, where there is a tier
   UnitState keys_, values_;
   RowIndex token_rows_, document_rows_, sampled_rows_;
   std::int64_t longest_ = 0;

@@ -12,7 +12,7 @@
 namespace calib::sens {
 namespace {
 
-constexpr std::int64_t kFuturePositions = 32, kFutureSpan = 512, kLeastProbes = 32;
+constexpr std::int64_t kLeastProbes = 32;
 
 /// k' M k for symmetric M, both in double: keys of one head in a dense row each.
 CALIB_WIDE_CLONES double quadratic_form(const double* m, const double* k, int d) {
@@ -30,30 +30,6 @@ CALIB_WIDE_CLONES double quadratic_form(const double* m, const double* k, int d)
   }
   return sum;
 }
-
-/// cos and sin of one position.
-class Turn {
- public:
-  Turn(const LayerGeometry& layer, std::int64_t position, double factor) : interleaved_(layer.rope_style == RopeStyle::kInterleaved) {
-    if (layer.rope_style == RopeStyle::kNone) return;
-    for (int i = 0; i < layer.rotary_dim / 2; ++i) {
-      const double angle = static_cast<double>(position) * layer.inv_freq[static_cast<std::size_t>(i)];
-      cos_.push_back(factor * std::cos(angle)), sin_.push_back(factor * std::sin(angle));
-    }
-  }
-  void apply(double* x) const {
-    const std::size_t half = cos_.size();
-    for (std::size_t i = 0; i < half; ++i) {
-      double &a = x[interleaved_ ? 2 * i : i], &b = x[interleaved_ ? 2 * i + 1 : i + half];
-      const double x0 = a, x1 = b;
-      a = x0 * cos_[i] - x1 * sin_[i], b = x0 * sin_[i] + x1 * cos_[i];
-    }
-  }
-
- private:
-  bool interleaved_;
-  std::vector<double> cos_, sin_;
-};
 
 void softmax(std::vector<double>& z) {
   const double largest = *std::max_element(z.begin(), z.end());
@@ -73,50 +49,12 @@ void select_best(std::span<const double> scores, std::vector<std::int32_t>::iter
 }  // namespace
 
 void rotate_row(const LayerGeometry& layer, std::int64_t position, double* x) {
-  Turn(layer, position, layer.attention_factor).apply(x);
-}
-
-std::vector<std::int64_t> future_distances(std::uint64_t seed) {
-  constexpr std::int64_t kStratum = kFutureSpan / kFuturePositions;
-  Rng rng = Rng::for_item(seed, 0x66757475);
-  std::vector<std::int64_t> out;
-  for (std::int64_t i = 0; i < kFuturePositions; ++i) out.push_back(i * kStratum + static_cast<std::int64_t>(rng.below(kStratum)));
-  return out;
-}
-
-FutureQuery future_query(const LayerGeometry& layer, std::span<const double> mean, std::span<const double> covariance, std::span<const std::int64_t> positions) {
-  const auto d = static_cast<std::size_t>(layer.head_dim);
-  CALIB_CHECK(mean.size() == d && covariance.size() == d * d && !positions.empty());
-  const double m = static_cast<double>(positions.size()), tau = layer.softmax_scale;
-  FutureQuery out{std::vector<double>(d, 0.0), std::vector<double>(d * d, 0.0)};
-  std::vector<std::vector<double>> means;
-  std::vector<double> rotated(d * d), transposed(d * d);
-  for (const std::int64_t t : positions) {
-    const Turn turn(layer, t, layer.attention_factor);
-    means.emplace_back(mean.begin(), mean.end());
-    turn.apply(means.back().data());
-    for (std::size_t c = 0; c < d; ++c) out.linear[c] += means.back()[c] / m;
-    // R Sigma R' by turning the rows twice, with a transposition between.
-    rotated.assign(covariance.begin(), covariance.end());
-    for (int pass = 0; pass < 2; ++pass) {
-      for (std::size_t r = 0; r < d; ++r) turn.apply(&rotated[r * d]);
-      for (std::size_t r = 0; r < d; ++r)
-        for (std::size_t c = 0; c < d; ++c) transposed[c * d + r] = rotated[r * d + c];
-      rotated.swap(transposed);
-    }
-    for (std::size_t i = 0; i < d * d; ++i) out.quadratic[i] += rotated[i] / m;
-  }
-  for (const std::vector<double>& x : means)
-    for (std::size_t r = 0; r < d; ++r)
-      for (std::size_t c = 0; c < d; ++c) out.quadratic[r * d + c] += (x[r] - out.linear[r]) * (x[c] - out.linear[c]) / m;
-  for (double& x : out.linear) x *= tau;
-  for (double& x : out.quadratic) x *= 0.5 * tau * tau;
-  return out;
+  quant::RopeTurn(layer, position, layer.attention_factor).apply(x);
 }
 
 std::vector<double> expected_logits(const FutureQuery& query, const LayerGeometry& layer, std::int64_t length, const float* k, std::int64_t stride, std::int64_t n_keys) {
   const std::size_t d = query.linear.size();
-  const Turn back(layer, -length, 1.0);
+  const quant::RopeTurn back(layer, -length, 1.0);
   std::vector<double> out, key(d);
   for (std::int64_t j = 0; j < n_keys; ++j) {
     for (std::size_t c = 0; c < d; ++c) key[c] = static_cast<double>(k[j * stride + static_cast<std::int64_t>(c)]);

@@ -9,6 +9,7 @@
 
 #include "libcalib/base/model_geometry.h"
 #include "libcalib/base/rng.h"
+#include "libcalib/quant/expected_attention.h"
 #include "libcalib/sens/saliency_result.h"
 
 namespace calib::sens {
@@ -16,17 +17,7 @@ namespace calib::sens {
 /// R_t x for position t, in place: RoPE with the attention factor on the rotated channels. x: [D].
 void rotate_row(const LayerGeometry& layer, std::int64_t position, double* x);
 
-/// 32 distances ahead, one drawn from each span of 16 tokens of [0, 512).
-std::vector<std::int64_t> future_distances(std::uint64_t seed);
-
-/// A query head's scores at future positions t_i as a quadratic form of the post-RoPE key: z = linear . k + k' quadratic k.
-/// linear = tau mean R_i mu, quadratic = tau^2/2 (mean R_i Sigma R_i' + cov R_i mu), so that z = mean a + (mean b + var a)/2 exactly.
-/// Source: arXiv 2510.00636, with the variance of a over positions that the averaged rotation drops (METHODS.md 6, G36).
-struct FutureQuery {
-  std::vector<double> linear, quadratic;  ///< [D], [D, D] row-major
-};
-/// mean [D], covariance [D, D] of the queries before RoPE.
-FutureQuery future_query(const LayerGeometry& layer, std::span<const double> mean, std::span<const double> covariance, std::span<const std::int64_t> positions);
+using quant::FutureQuery, quant::future_distances, quant::future_query;
 
 /// Logits z of post-RoPE keys k[j], `stride` floats apart, for queries `length` positions past those that `query` was made for: the keys
 /// are turned back by as much, so that one FutureQuery of distances serves every length. Shape: [n_keys].

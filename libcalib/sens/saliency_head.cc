@@ -116,16 +116,22 @@ void HeadSaliency::measure_attention(const HeadInputs& in, const Torch& t) {
   }
 }
 
-std::array<std::vector<double>, kPlanScores> HeadSaliency::scores_at(const HeadInputs& in, std::int64_t length, std::int64_t first, std::int64_t end) const {
+/// A ranking of the prompt knows all keys, the layer's full moments and output projection; one of an exit block what a plan tells its runtime.
+std::vector<double> HeadSaliency::expected_scores(const HeadInputs& in, bool by_block, std::int64_t length, std::int64_t first, std::int64_t end) const {
   const LayerGeometry& g = *in.layer;
-  const std::int64_t n_keys = length - in.n_sinks, stride = std::int64_t{g.n_kv_heads} * g.head_dim;
+  const std::int64_t stride = std::int64_t{g.n_kv_heads} * g.head_dim, at = first * stride + in.head * g.head_dim, n_keys = end - first;
+  if (by_block) return quant::exit_block_scores(g, *in.factors, in.head, length, in.tensors->k_post + at, in.tensors->v + at, stride, n_keys);
   const int group = g.n_q_heads / g.n_kv_heads;
   std::vector<std::vector<double>> logits;
   for (int q = in.head * group; q < (in.head + 1) * group; ++q)
-    logits.push_back(expected_logits(in.future[static_cast<std::size_t>(q)], g, length, in.tensors->k_post + in.n_sinks * stride + in.head * g.head_dim, stride, n_keys));
-  const std::vector<double> expected = expected_attention(logits, std::span(value_norm_).subspan(static_cast<std::size_t>(in.n_sinks), static_cast<std::size_t>(n_keys)));
+    logits.push_back(expected_logits(in.future[static_cast<std::size_t>(q)], g, length, in.tensors->k_post + at, stride, n_keys));
+  return expected_attention(logits, std::span(value_norm_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n_keys)));
+}
+
+std::array<std::vector<double>, kPlanScores> HeadSaliency::scores_at(const HeadInputs& in, bool by_block, std::int64_t length, std::int64_t first, std::int64_t end) const {
+  const LayerGeometry& g = *in.layer;
   std::array<std::vector<double>, kPlanScores> out;
-  out[0].assign(expected.begin() + (first - in.n_sinks), expected.begin() + (end - in.n_sinks));
+  out[0] = expected_scores(in, by_block, length, first, end);
   out[1] = probe_scores(map_, probe_rows(length, Rng::for_item(in.seed, in.document, static_cast<std::uint64_t>(length))), first, end);
   out[2] = accumulated_scores(map_, length, first, end);
   for (std::int64_t j = first; j < end; ++j) out[3].push_back(static_cast<double>(j));
@@ -141,12 +147,12 @@ void HeadSaliency::score_tokens(const HeadInputs& in) {
     const std::int64_t block = tiers.exit_block();
     for (std::int64_t x = 0; x < kvrt::blocks_out(tiers, last); ++x) {
       const std::int64_t first = in.n_sinks + x * block;
-      const auto scores = scores_at(in, first + block + tiers.window, first, first + block);
+      const auto scores = scores_at(in, true, first + block + tiers.window, first, first + block);
       for (std::size_t s = 0; s < kPlanScores; ++s) all[s].insert(all[s].end(), scores[s].begin(), scores[s].end());
     }
     scores_.by_block.push_back(std::move(all));
   }
-  for (const JudgedRows& b : in.buckets) scores_.by_prompt.push_back(scores_at(in, b.first, in.n_sinks, b.first));
+  for (const JudgedRows& b : in.buckets) scores_.by_prompt.push_back(scores_at(in, false, b.first, in.n_sinks, b.first));
 }
 
 void HeadSaliency::compare_tiers(const HeadInputs& in, const Torch& t) {

@@ -46,6 +46,7 @@ struct HeadInputs {
   const TierTensors* tiers = nullptr;
   std::span<const double> output_moments;      ///< [Q, D, D]
   std::span<const FutureQuery> future;         ///< per query head of the layer, for distances
+  const quant::SaliencyFactors* factors = nullptr;  ///< of `future`: what a plan ranks exit blocks by
   std::span<const kvrt::Tiers> fractions;
   std::span<const JudgedRows> buckets;
 };
@@ -67,7 +68,8 @@ class HeadSaliency {
   void measure_attention(const HeadInputs& in, const Torch& t);
   void score_tokens(const HeadInputs& in);
   void compare_tiers(const HeadInputs& in, const Torch& t);
-  std::array<std::vector<double>, kPlanScores> scores_at(const HeadInputs& in, std::int64_t length, std::int64_t first, std::int64_t end) const;
+  std::vector<double> expected_scores(const HeadInputs& in, bool by_block, std::int64_t length, std::int64_t first, std::int64_t end) const;
+  std::array<std::vector<double>, kPlanScores> scores_at(const HeadInputs& in, bool by_block, std::int64_t length, std::int64_t first, std::int64_t end) const;
 
   AttentionMap map_;
   std::vector<double> value_norm_;  ///< [T] mean over the group of |W_o v|

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -83,6 +84,23 @@ struct SaliencyResult {
   std::vector<SaliencyLayerFacts> layers;
   std::vector<SaliencyFraction> fractions;
   std::vector<std::string> warnings;
+};
+
+/// What a planner needs of it.
+struct SaliencyVerdicts {
+  struct Layer {
+    int index = 0;
+    double hit_rate = 0;
+    std::vector<std::string> abstain;
+  };
+  struct Fraction {
+    double requested = 0;
+    std::map<std::string, std::vector<Layer>> layers;  ///< by name of the score
+  };
+  ModelIdentity model;
+  SaliencySettings settings;
+  bool same_text_as_calibration = false;
+  std::vector<Fraction> fractions;
 };
 
 /// Whether the last layer's ranking may be reused: its hit rate passes kLeastHitRate in every layer.

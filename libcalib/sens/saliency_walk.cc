@@ -45,6 +45,7 @@ class SaliencyTap final : public model::LayerTap {
       future_.push_back(future_query(layer, mean, query_cov_.back(), distances));
       query_mean_.push_back(std::move(mean));
     }
+    factors_ = quant::saliency_factors(future_);
   }
   void on_head_output_moments(const std::vector<double>& moments) override { output_moments_ = moments; }
 
@@ -57,7 +58,7 @@ class SaliencyTap final : public model::LayerTap {
     std::vector<std::unique_ptr<HeadSaliency>> heads(static_cast<std::size_t>(geometry_.n_kv_heads));
     pool_.parallel_for(geometry_.n_kv_heads, [&](std::int64_t h) {
       HeadInputs in{&geometry_, static_cast<int>(h), options_.n_sinks, options_.seed, static_cast<std::uint64_t>(document), options_.match_rows, &capture.tensors, &tiers_,
-                    output_moments_, future_, fractions_, buckets};
+                    output_moments_, future_, &factors_, fractions_, buckets};
       heads[static_cast<std::size_t>(h)] = std::make_unique<HeadSaliency>(in);
       judge_own(*heads[static_cast<std::size_t>(h)], static_cast<int>(h), document);
     });
@@ -183,6 +184,7 @@ class SaliencyTap final : public model::LayerTap {
   LayerGeometry geometry_;
   std::size_t position_ = 0;
   std::vector<FutureQuery> future_;
+  quant::SaliencyFactors factors_;
   std::vector<std::vector<double>> query_mean_, query_cov_;
   std::vector<double> fresh_query_, output_moments_;
   std::int64_t n_fresh_ = 0, n_entropy_rows_ = 0;

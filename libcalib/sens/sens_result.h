@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "libcalib/base/model_geometry.h"
+#include "libcalib/quant/saliency_factors.h"
 
 namespace calib::sens {
 
@@ -17,7 +18,7 @@ struct UnitId {
   Side side = Side::kK;
 };
 
-/// Scores of one metric. Index: (unit * n_schemes + scheme) * n_windows + window; NaN where the scheme is not valid for the unit.
+/// Scores of one metric. Index: (unit * n_schemes + scheme) * n_classes + class; NaN where the scheme is not valid for the unit.
 struct ScoreTable {
   std::vector<double> mean, se, p99, max, worst_decile;
   std::vector<double> by_bucket;  ///< index as above, times n_buckets, plus bucket
@@ -35,7 +36,7 @@ struct JointRuns {
   DataIdentity data;
   Provenance provenance;
   std::size_t n_layers = 0;
-  std::vector<std::int64_t> k, v, window;          ///< [runs, n_layers]: positions in SensResult's schemes and windows
+  std::vector<std::int64_t> k, v, tier_class;      ///< [runs, n_layers]: positions in SensResult's schemes and tier classes
   std::vector<double> kld, kld_se, ln_ppl_ratio;   ///< [runs]: mean KL and its standard error in nats, ln of the perplexity ratio
   std::size_t size() const { return kld.size(); }
 };
@@ -49,16 +50,21 @@ struct SensResult {
   std::vector<std::string> schemes;       ///< canonical strings
   std::vector<double> base_bytes_per_token;  ///< [units, schemes] base page bytes per token, NaN where not valid
   std::vector<std::uint8_t> valid;        ///< [units, schemes]
-  std::vector<std::int64_t> windows;      ///< --window
+  /// Tier classes: newest tokens kept exact (--window), and the share of the coded ones in the salient tier (--salient; empty = all 0).
+  std::vector<std::int64_t> windows;
+  std::vector<double> salient_fractions;
+  std::string salient_scheme, salient_score;  ///< of classes with a tier; else empty
+  std::map<int, quant::SaliencyFactors> saliency;  ///< by layer number, where classes have a tier
   std::vector<UnitId> units;              ///< layer-major, K before V
   int n_buckets = 0;
   std::map<std::string, ScoreTable> scores;  ///< by metric name
   std::map<std::string, std::vector<FittedArray>> params;  ///< key "<ll>/<k|v>/<scheme>"
   std::optional<JointRuns> joint;
 
-  std::size_t index(std::size_t unit, std::size_t scheme, std::size_t window) const {
-    return (unit * schemes.size() + scheme) * windows.size() + window;
+  std::size_t index(std::size_t unit, std::size_t scheme, std::size_t tier_class) const {
+    return (unit * schemes.size() + scheme) * windows.size() + tier_class;
   }
+  double salient_fraction(std::size_t tier_class) const { return salient_fractions.empty() ? 0.0 : salient_fractions[tier_class]; }
 };
 
 }  // namespace calib::sens

@@ -31,7 +31,9 @@ class Sweep {
         const ParamsProvider& params, ThreadPool& pool, SensResult* result, const LogSink& log, const SweepProgressFn& progress)
       : model_(model), documents_(documents), options_(options), params_(params), pool_(pool), result_(result), log_(log), progress_(progress) {
     settings_.n_sinks = options.n_sinks;
-    settings_.windows = options.windows;
+    settings_.windows.clear(), settings_.salient_fractions.clear();
+    for (const std::int64_t window : options.windows)
+      for (const double fraction : options.salient_fractions) settings_.windows.push_back(window), settings_.salient_fractions.push_back(fraction);
     settings_.rows_per_document = options.rows_per_document;
     settings_.seed = options.seed;
     settings_.fisher = wants_fisher(options);
@@ -85,7 +87,7 @@ class Sweep {
     std::vector<UnitCandidate> keys = unit_candidates(*result_, key_unit, params_), values = unit_candidates(*result_, value_unit, params_);
     if (options_.judge_codebooks && (settings_.attn_kl || settings_.attn_out))
       for (std::vector<UnitCandidate>* side : {&keys, &values}) add_qnorm_alternatives(*side);
-    return std::make_unique<LayerScorer>(block, std::move(keys), std::move(values), settings_, pool_);
+    return std::make_unique<LayerScorer>(block, std::move(keys), std::move(values), settings_, pool_, salient_tier_of(*result_, block.geometry().index));
   }
 
   void finish(LayerScorer& scorer, std::size_t key_unit, std::size_t value_unit) {
@@ -227,18 +229,18 @@ SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vect
   // Activations of one differentiable block, gradients of all draws and classes, probabilities of the sampled rows, scored rows.
   out.working_bytes = n * (8 * model.hidden_bytes_per_token() + 6 * model.intermediate_size() * 4) +
                       n * options.n_draws * (3 * query_row + 12 * row) + options.rows_per_document * n * layer.n_q_heads * 4 * 4 +
-                      tokens * static_cast<std::int64_t>(grid.schemes.size() * options.windows.size()) * 2 * 4;
+                      tokens * static_cast<std::int64_t>(grid.schemes.size() * options.windows.size() * options.salient_fractions.size()) * 2 * 4;
 
   // Measured on a 30-layer model: recompute costs a pass, each draw's backward 1.4, a scheme on all units of a side a tenth of one.
   constexpr double kBackwardPasses = 1.4, kPassesPerScheme = 0.1, kMixedPass = 1.2;
-  const double n_layers = static_cast<double>(model.n_layers()), n_windows = static_cast<double>(options.windows.size());
+  const double n_layers = static_cast<double>(model.n_layers()), n_classes = static_cast<double>(options.windows.size() * options.salient_fractions.size());
   double scored = 0, isolated = 0;
   for (std::size_t u = 0; u < grid.units.size(); ++u)
     for (std::size_t s = 0; s < grid.schemes.size(); ++s) {
       if (grid.valid[u * grid.schemes.size() + s] == 0) continue;
-      scored += n_windows / n_layers;
+      scored += n_classes / n_layers;
       const double left = n_layers - static_cast<double>(layer_position(grid.model, grid.units[u].layer));
-      isolated += n_windows * (wants(options, "logit_kl") ? left : std::min(left, static_cast<double>(options.lookahead_blocks + 1))) / n_layers;
+      isolated += n_classes * (wants(options, "logit_kl") ? left : std::min(left, static_cast<double>(options.lookahead_blocks + 1))) / n_layers;
     }
   const bool attention = wants(options, "attn_kl") || wants(options, "attn_out");
   out.forward_passes = 1 + (fisher ? 1.0 + kBackwardPasses * options.n_draws : 0.0) + (fisher || attention ? kPassesPerScheme * scored : 0.0) +

@@ -18,6 +18,7 @@ namespace calib::sens {
 struct SweepOptions {
   std::vector<std::string> metrics = {"fisher_softmax", "fisher_vec", "fisher", "attn_kl", "attn_out"};
   std::vector<std::int64_t> windows = {128};
+  std::vector<double> salient_fractions = {0.0};  ///< every window is scored with each of them: tier classes, window-major
   std::int64_t n_sinks = 4;
   int n_draws = 2;                       ///< label draws of the Fisher walk
   std::int64_t lookahead_blocks = 4;     ///< blocks that `lookahead` runs after the changed one
@@ -39,8 +40,8 @@ struct SweepProgress {
 };
 using SweepProgressFn = std::function<void(const SweepProgress&)>;
 
-/// Requires: result->model, data and the grid laid out (lay_out_grid). Fills windows, buckets, score tables and the constants of all
-/// candidates.
+/// Requires: result->model, data and the grid laid out (lay_out_grid); for a salient tier also its scheme and every layer's factors.
+/// Fills the tier classes, buckets, score tables and the constants of all candidates.
 /// Throws: kUsage (unknown metric, draws < 1), kMismatch (a Fisher metric, lookahead or logit_kl without a head), kInfeasible (documents no longer
 /// than the sinks), kNumeric naming layer and document.
 void run_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,

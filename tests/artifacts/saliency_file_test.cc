@@ -62,6 +62,39 @@ TEST(SaliencyFile, HoldsWhatWasMeasured) {
   EXPECT_EQ(saliency_to_json(example()), test::read_file(folder.file("s.json")));
 }
 
+TEST(SaliencyFile, APlannerReadsItsVerdicts) {
+  const test::TempFolder folder;
+  write_saliency_file(folder.file("s.json"), example());
+  const sens::SaliencyVerdicts v = read_saliency_file(folder.file("s.json"));
+  EXPECT_EQ(v.settings.base_v, "int3.token.g");
+  EXPECT_EQ(v.settings.n_sinks, 4);
+  EXPECT_EQ(v.model.weights_sha256, example().model.weights_sha256);
+  ASSERT_EQ(v.fractions.size(), 1u);
+  EXPECT_EQ(v.fractions[0].requested, 0.1);
+  EXPECT_EQ(v.fractions[0].layers.size(), sens::kTokenScores);
+  const std::vector<sens::SaliencyVerdicts::Layer>& layers = v.fractions[0].layers.at("expected_attention");
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[1].index, 7);
+  EXPECT_EQ(layers[1].hit_rate, 0.6);
+  EXPECT_TRUE(layers[0].abstain.empty());
+  EXPECT_EQ(layers[1].abstain, (std::vector<std::string>{"hit rate 0.600 < 0.70"}));
+  nlohmann::json j = nlohmann::json::parse(test::read_file(folder.file("s.json")));
+  const auto refused = [&](const nlohmann::json& bad, ErrorKind kind, const std::vector<std::string>& parts) {
+    test::write_file(folder.file("bad.json"), bad.dump());
+    test::expect_error([&] { read_saliency_file(folder.file("bad.json")); }, kind, parts);
+  };
+  nlohmann::json bad = j;
+  bad["schema"]["version"] = 2;
+  refused(bad, ErrorKind::kVersion, {"1 to 1"});
+  bad = j, bad["schema"]["name"] = "kvcalib.plan";
+  refused(bad, ErrorKind::kFormat, {"kvcalib.saliency"});
+  bad = j, bad["fractions"][0]["scores"][0]["layers"][0]["index"] = 99;
+  refused(bad, ErrorKind::kFormat, {"/fractions/0/scores/0/layers/0/index"});
+  bad = j, bad["fractions"][0]["scores"][0]["layers"][0].erase("abstain");
+  refused(bad, ErrorKind::kFormat, {"abstain"});
+  test::expect_error([&] { read_saliency_file(folder.file("absent.json")); }, ErrorKind::kNotFound, {"kvsens saliency"});
+}
+
 TEST(SaliencyFile, ANumberThatIsNotFiniteIsRefused) {
   sens::SaliencyResult bad = example();
   bad.fractions[0].scores[2].total.hit.mean = std::numeric_limits<double>::quiet_NaN();

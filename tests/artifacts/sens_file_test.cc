@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "libcalib/io/h5.h"
 #include "tests/artifacts/example_artifacts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
@@ -29,7 +30,7 @@ sens::SensResult with_joint_runs() {
   joint.n_layers = out.model.layers.size();
   for (std::size_t r = 0; r < 3; ++r) {
     for (std::size_t l = 0; l < joint.n_layers; ++l)
-      joint.k.push_back(static_cast<std::int64_t>((r + l) % out.schemes.size())), joint.v.push_back(0), joint.window.push_back(static_cast<std::int64_t>(out.windows.size()) - 1);
+      joint.k.push_back(static_cast<std::int64_t>((r + l) % out.schemes.size())), joint.v.push_back(0), joint.tier_class.push_back(static_cast<std::int64_t>(out.windows.size()) - 1);
     joint.kld.push_back(0.25 / (1 + static_cast<double>(r))), joint.kld_se.push_back(0.01), joint.ln_ppl_ratio.push_back(-0.5);
   }
   out.joint = joint;
@@ -45,7 +46,7 @@ TEST(SensFile, JointRunsComeBack) {
   EXPECT_EQ(read.joint->n_layers, written.joint->n_layers);
   EXPECT_EQ(read.joint->k, written.joint->k);
   EXPECT_EQ(read.joint->v, written.joint->v);
-  EXPECT_EQ(read.joint->window, written.joint->window);
+  EXPECT_EQ(read.joint->tier_class, written.joint->tier_class);
   EXPECT_EQ(read.joint->kld, written.joint->kld);
   EXPECT_EQ(read.joint->kld_se, written.joint->kld_se);
   EXPECT_EQ(read.joint->ln_ppl_ratio, written.joint->ln_ppl_ratio);
@@ -98,6 +99,43 @@ TEST(SensFile, RoundTrip) {
   EXPECT_EQ(arrays[0].what, "clip_hi");
   EXPECT_EQ(arrays[0].shape, (std::vector<std::int64_t>{2, 2}));
   EXPECT_EQ(arrays[1].values, (std::vector<float>{0.5f, -1, 2}));
+}
+
+TEST(SensFile, ClassesWithASalientTier) {
+  const TempFolder folder;
+  sens::SensResult written = test::example_sens();
+  written.windows = {128, 128};
+  written.salient_fractions = {0, 0.2};
+  written.salient_scheme = "fp8e4m3.token.g", written.salient_score = "expected_attention";
+  for (const LayerGeometry& g : written.model.layers) {
+    quant::SaliencyFactors& f = written.saliency[g.index];
+    f.rank = 2;
+    for (int i = 0; i < g.n_q_heads * g.head_dim; ++i) f.a.push_back(static_cast<float>(i) + 0.25f), f.m.insert(f.m.end(), {static_cast<float>(g.index), -1.0f});
+  }
+  write_sens_file(folder.file("a.h5"), written);
+  const sens::SensResult read = read_sens_file(folder.file("a.h5"));
+  EXPECT_EQ(read.windows, written.windows);
+  EXPECT_EQ(read.salient_fractions, written.salient_fractions);
+  EXPECT_EQ(read.salient_scheme, "fp8e4m3.token.g");
+  EXPECT_EQ(read.salient_score, "expected_attention");
+  EXPECT_EQ(read.saliency, written.saliency);
+  EXPECT_EQ(io::H5Reader(folder.file("a.h5"), "kvcalib.sens", 9).schema_version(), 2) << "programs that know no tiers would mistake the classes for windows";
+  // Without a tier the file is what it was before there were any.
+  write_sens_file(folder.file("plain.h5"), test::example_sens());
+  EXPECT_EQ(io::H5Reader(folder.file("plain.h5"), "kvcalib.sens", 1).schema_version(), 1);
+  const sens::SensResult plain = read_sens_file(folder.file("plain.h5"));
+  EXPECT_TRUE(plain.salient_fractions.empty() && plain.saliency.empty() && plain.salient_scheme.empty());
+  EXPECT_EQ(plain.salient_fraction(1), 0);
+
+  const auto refused = [&](const std::vector<double>& fractions, const char* scheme, const std::vector<std::string>& parts) {
+    sens::SensResult bad = written;
+    bad.salient_fractions = fractions, bad.salient_scheme = scheme;
+    write_sens_file(folder.file("bad.h5"), bad);
+    expect_error([&] { read_sens_file(folder.file("bad.h5")); }, std::string(scheme) == "fp8e4m3.token.g" ? ErrorKind::kFormat : ErrorKind::kUsage, parts);
+  };
+  refused({0.2, 0.2}, "fp8e4m3.token.g", {"bad.h5", "/salient_fraction", "twice"});
+  refused({0, 0.7}, "fp8e4m3.token.g", {"/salient_fraction", "0.7"});
+  refused({0, 0.2}, "int4.token.g", {"bad.h5", "8-bit"});
 }
 
 TEST(SensFile, SameContentGivesTheSameBytes) {

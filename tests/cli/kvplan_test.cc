@@ -280,13 +280,13 @@ TEST_F(Kvplan, MemoryOfAModel) {
   EXPECT_EQ(memory(config("hybrid.json", hybrid))["cache_layers"], 2);
   // The same numbers as a plan's, also through statistics.
   const json of_stats = memory("--stats " + file("stats.h5") + " --context 8192");
-  for (const char* name : {"kivi4", "fp8-vllm", "int8-channel"}) {
+  for (const char* name : {"kivi4", "fp8-vllm", "int8-channel", "tiered4"}) {
     ASSERT_EQ(run(std::string("--uniform ") + name + " --stats " + file("stats.h5") + " -o " + file("u.json")).exit_code, 0);
     EXPECT_EQ(preset(of_stats, name)["bytes"].get<std::int64_t>(), artifacts::read_plan(file("u.json")).summary.bytes) << name;
   }
   EXPECT_EQ(preset(of_stats, "kvquant4")["offered"], true);
   EXPECT_GT(preset(of_stats, "kvquant4")["bytes"].get<std::int64_t>(), 0);
-  EXPECT_EQ(preset(of_stats, "tiered4")["offered"], false);
+  EXPECT_EQ(preset(of_stats, "kvtuner")["offered"], false);
   const Outcome text = run("memory --stats " + file("stats.h5"));
   for (const char* part : {"6 of 6 layers", "each of layers 0-5 (6): 2 KV heads x 64", "turboquant4", "not offered"}) EXPECT_THAT(text.out, HasSubstr(part));
   expect_refusal("memory", 2, {"PLAN", "--model"});

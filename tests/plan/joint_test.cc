@@ -52,7 +52,7 @@ void add_joint_runs(sens::SensResult& sens, double slope, double kappa) {
   for (const std::size_t window : {0u, 1u})
     for (const auto& choice : joint_samples(candidates, window, 6, 1)) {
       for (const LayerOption& o : choice)
-        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.window.push_back(static_cast<std::int64_t>(o.window));
+        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
       joint.kld.push_back(slope * predicted_score(choice)), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(kappa * joint.kld.back());
     }
   sens.joint = std::move(joint);
@@ -119,7 +119,7 @@ TEST(JointSamples, SpreadOverTheFrontierAndDiffer) {
     std::int64_t bytes = 0;
     ASSERT_EQ(samples[i].size(), 12u);
     for (std::size_t l = 0; l < samples[i].size(); ++l) {
-      EXPECT_EQ(samples[i][l].window, 1u);
+      EXPECT_EQ(samples[i][l].tier_class, 1u);
       EXPECT_EQ(samples[i][l].k, again[i][l].k);
       pairs.emplace_back(samples[i][l].k, samples[i][l].v);
       bytes += samples[i][l].bytes;

@@ -77,12 +77,12 @@ TEST(Search, WindowIsChosenForTheWholeModel) {
   accounting.context_tokens = 8192;
   const Candidates c(sens, accounting, "");
   const Found rich = search(c, bits(16));
-  for (const LayerOption& o : rich.choice) EXPECT_EQ(sens.windows[o.window], 512);
+  for (const LayerOption& o : rich.choice) EXPECT_EQ(sens.windows[o.tier_class], 512);
   std::int64_t floor = 0;
   for (std::size_t l = 0; l < 3; ++l) floor += c.option(l, 3, 3, 0).bytes;
   const Found poor = search(c, bits(effective_bits(floor, c.elements())));
   EXPECT_EQ(poor.bytes, floor);
-  for (const LayerOption& o : poor.choice) EXPECT_EQ(sens.windows[o.window], 0);
+  for (const LayerOption& o : poor.choice) EXPECT_EQ(sens.windows[o.tier_class], 0);
   // Free windows can only do better.
   Limits free = bits(3.5);
   free.window_per_layer = true;

@@ -121,11 +121,15 @@ TEST(Presets, PairsGroupsAndRefusals) {
   log.note = [&](const std::string& text) { notes.push_back(text); };
   EXPECT_EQ(resolve_preset("smoothattention4", 64, log).v, "int4.token.g");
   EXPECT_EQ(notes.size(), 2u);
-  for (const char* name : {"kvtuner", "tiered4"}) {
-    const Error e = error_of([&] { resolve_preset(name, 64); });
-    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
-    EXPECT_EQ(e.where(), name);
-  }
+  const Error importer = error_of([] { resolve_preset("kvtuner", 64); });
+  EXPECT_EQ(importer.kind(), ErrorKind::kUnsupported);
+  EXPECT_EQ(importer.where(), "kvtuner");
+  const Preset tiered = resolve_preset("tiered4", 128);
+  EXPECT_EQ(tiered.k, "int4.token.g128");
+  EXPECT_EQ(resolve_preset("tiered4", 64).v, "int4.token.g");
+  EXPECT_EQ(tiered.window, 2);
+  EXPECT_EQ(tier_text(tiered.salient_fraction, tiered.salient), ", salient 0.2 at fp8e4m3.token.g");
+  EXPECT_EQ(tier_text(0, "fp8e4m3.token.g"), "");
   EXPECT_THAT(error_of([] { resolve_preset("kivi5", 64); }).what(), HasSubstr("kivi4"));
   EXPECT_EQ(error_of([] { resolve_preset("kivi5", 64); }).kind(), ErrorKind::kUsage);
   EXPECT_THAT(error_of([] { resolve_preset("int4.token.g", 64); }).what(), HasSubstr("int4.token.g:int4.token.g"));

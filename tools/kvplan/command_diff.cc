@@ -20,11 +20,14 @@ int run_diff(const KvplanOptions& options, const Invocation& call, Progress& pro
     for (const Side side : {Side::kK, Side::kV}) {
       const plan::UnitPlan &x = a.layers[l].unit(side), &y = b.layers[l].unit(side);
       const bool same_window = a.window_of(a.layers[l]) == b.window_of(b.layers[l]);
-      if (x.scheme == y.scheme && x.params == y.params && (same_window || side == Side::kV)) continue;
+      const double f = a.layers[l].salient_fraction, g = b.layers[l].salient_fraction;
+      const bool same_tier = f == g && (f == 0 || (a.salient == b.salient && a.layers[l].saliency == b.layers[l].saliency));
+      if (x.scheme == y.scheme && x.params == y.params && ((same_window && same_tier) || side == Side::kV)) continue;
       const std::string before = kvrt::to_string(x.scheme), after = kvrt::to_string(y.scheme);
       std::string what = x.scheme == y.scheme ? before : before + " -> " + after;
       if (x.scheme == y.scheme && x.params != y.params) what += ", other constants";
       if (!same_window && side == Side::kK) what += fmt::format(", window {} -> {}", a.window_of(a.layers[l]), b.window_of(b.layers[l]));
+      if (!same_tier && side == Side::kK) what += f == g ? ", another salient tier" : fmt::format(", salient {:g} -> {:g}", f, g);
       lines.push_back(fmt::format("layer {:>3} {}: {}", a.layers[l].index, side_name(side), what));
       units.push_back({{"layer", a.layers[l].index}, {"side", side == Side::kK ? "k" : "v"}, {"before", before}, {"after", after}});
     }

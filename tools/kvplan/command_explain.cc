@@ -39,7 +39,8 @@ void print_reasons(const std::vector<plan::Reason>& reasons) {
 /// One line a unit: the scheme, its share of the predicted loss, and the neighbours that were turned down.
 void print_unit(const plan::LayerPlan& layer, Side side) {
   const plan::UnitPlan& unit = layer.unit(side);
-  std::string line = fmt::format("  {:>3} {}  {:<28}", layer.index, side_name(side), kvrt::to_string(unit.scheme));
+  const std::string tier = layer.salient_fraction > 0 ? fmt::format(" salient {:g}", layer.salient_fraction) : "";
+  std::string line = fmt::format("  {:>3} {}  {:<28}", layer.index, side_name(side), kvrt::to_string(unit.scheme) + tier);
   for (const plan::Reason& r : unit.why) {
     double share = -1, score = 0, bytes = 0;
     for (const auto& [name, value] : r.numbers) (name == "share" ? share : name == "score" ? score : bytes) = value;
@@ -72,7 +73,7 @@ int run_explain(const KvplanOptions& options, const Invocation& call, Progress& 
     if (!whole && layer.index != asked) continue;
     found = true;
     if (call.json) {
-      layers.push_back({{"index", layer.index}, {"k", unit_json(layer.k)}, {"v", unit_json(layer.v)}});
+      layers.push_back({{"index", layer.index}, {"salient_fraction", layer.salient_fraction}, {"k", unit_json(layer.k)}, {"v", unit_json(layer.v)}});
       continue;
     }
     for (const Side side : {Side::kK, Side::kV}) {

@@ -32,7 +32,7 @@ int run_memory(const KvplanOptions& options, const Invocation& call, Progress& p
         fail(ErrorKind::kUsage, "--contexts, --batch", "{} tokens x batch {} is beyond what can be counted", tokens, options.batch);
     std::int64_t bytes = 0;
     for (std::size_t l = 0; l < plan.layers.size(); ++l)
-      bytes += plan::layer_bytes(plan.model.layers[l], plan.layers[l].k.scheme, plan.layers[l].v.scheme, plan.window_of(plan.layers[l]), accounting);
+      bytes += plan::layer_bytes(plan.model.layers[l], plan.layers[l].k.scheme, plan.layers[l].v.scheme, plan.tiers_of(plan.layers[l]), accounting);
     const std::int64_t elements = plan::cache_elements(plan.model.layers, accounting);
     const double bits = plan::effective_bits(bytes, elements);
     rows.push_back({{"context_tokens", tokens}, {"bytes", bytes}, {"bf16_bytes", 2 * elements}, {"effective_bits", bits}});

@@ -38,7 +38,7 @@ PresetBytes count_preset(const quant::Preset& preset, const std::vector<LayerGeo
         out.reason = fmt::format("does not fit layer {}: {}", layer.index, shape);
         return out;
       }
-    const kvrt::LayerLayout layout = plan::make_layout(layer, k, v, fitted.window, accounting);
+    const kvrt::LayerLayout layout = plan::make_layout(layer, k, v, {fitted.window, fitted.salient_fraction, fitted.salient.empty() ? kvrt::Scheme{} : quant::parse_scheme(fitted.salient)}, accounting);
     out.k.push_back(accounting.batch * kvrt::cache_bytes(layout, kvrt::CacheSide::kK, accounting.context_tokens));
     out.v.push_back(accounting.batch * kvrt::cache_bytes(layout, kvrt::CacheSide::kV, accounting.context_tokens));
     out.k_sum += out.k.back();

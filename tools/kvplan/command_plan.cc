@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/plan_file.h"
+#include "libcalib/artifacts/saliency_file.h"
 #include "libcalib/artifacts/sens_file.h"
 #include "libcalib/artifacts/stats_file.h"
 #include "libcalib/base/sha256.h"
@@ -14,6 +15,7 @@
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
 #include "libcalib/quant/calibrated_params.h"
+#include "libcalib/quant/expected_attention.h"
 #include "tools/kvplan/commands.h"
 #include "tools/common/option_values.h"
 #include "tools/kvplan/plan_text.h"
@@ -90,7 +92,8 @@ void check_exact_tokens(std::int64_t sinks, std::int64_t window, std::int64_t co
 
 plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
   if (o.stats.empty()) fail(ErrorKind::kUsage, "--uniform " + to_valid_utf8(o.uniform), "needs --stats with a file made by kvcalib: it names the model and holds the numbers to calibrate with");
-  if (!o.sens.empty()) fail(ErrorKind::kUsage, "--sens", "is not used by --uniform; leave it out");
+  for (const auto& [name, file] : {std::pair{"--sens", &o.sens}, std::pair{"--saliency", &o.saliency}})
+    if (!file->empty()) fail(ErrorKind::kUsage, name, "is not used by --uniform; leave it out");
   LayerSource source(o.stats);
   parents.emplace_back("stats", sha256_of_file(o.stats));
   if (source.header().model.layers.empty()) fail(ErrorKind::kMismatch, o.stats, "names a model without layers");
@@ -116,7 +119,7 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<
   const plan::FitUnit fit = [&](const LayerGeometry& layer, Side side, const kvrt::Scheme& scheme, std::vector<std::string>* why) {
     return quant::fit_params(scheme, side, source.of(layer.index), preset.n_sinks, why, std::max<std::int64_t>(source.header().data.seq_len, 1));
   };
-  return plan::uniform_plan(source.header().model, preset, accounting, source.evidence(), fit);
+  return plan::uniform_plan(source.header().model, preset, accounting, source.evidence(), fit, [&](const LayerGeometry& layer) { return quant::saliency_factors(source.of(layer.index)); });
 }
 
 plan::SearchRequest search_request(const KvplanOptions& o) {
@@ -147,10 +150,27 @@ plan::SearchRequest search_request(const KvplanOptions& o) {
   return request;
 }
 
+/// Where the tiers that were scored may stand. Without evidence nowhere, and the user is told so.
+plan::TierRules read_tier_rules(const KvplanOptions& o, const sens::SensResult& sens, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
+  const bool scored = !sens.salient_scheme.empty();
+  if (o.saliency.empty()) {
+    if (scored) progress.say("the salient tiers that were scored are left out: --saliency with a file of `kvsens saliency` says in which layers they pay");
+    return {};
+  }
+  if (!scored) fail(ErrorKind::kUsage, "--saliency", "{} holds no scores of a salient tier; run kvsens with --salient 0.1,0.2, or leave it out", o.sens);
+  const sens::SaliencyVerdicts verdicts = artifacts::read_saliency_file(o.saliency);
+  plan::check_same_model(verdicts.model, o.saliency, sens.model, o.sens);
+  if (verdicts.same_text_as_calibration) progress.warning(fmt::format("{} was measured on the text of the statistics; held-out text is needed for a verdict", o.saliency));
+  parents.emplace_back("saliency", sha256_of_file(o.saliency));
+  LogSink shown = progress.sink();  // what drops out is said, also without -v
+  shown.note = [&](const std::string& text) { progress.say(text); };
+  return plan::tier_rules(sens, verdicts, shown);
+}
+
 plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
   if (o.sens.empty()) fail(ErrorKind::kUsage, "kvplan", "needs --sens with a file made by kvsens (or --uniform with --stats)");
   if (o.sinks >= 0 || o.window >= 0) fail(ErrorKind::kUsage, "--sinks, --window", "belong to --uniform; a searched plan takes both from the scores");
-  const plan::SearchRequest request = search_request(o);
+  plan::SearchRequest request = search_request(o);
   const sens::SensResult sens = artifacts::read_sens_file(o.sens);
   if (!sens.windows.empty()) check_exact_tokens(sens.n_sinks, *std::min_element(sens.windows.begin(), sens.windows.end()), o.context);
   plan::EvidenceByLayer evidence;
@@ -163,6 +183,7 @@ plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector
     parents.emplace_back("stats", sha256_of_file(o.stats));
   }
   parents.emplace_back("sens", sha256_of_file(o.sens));
+  request.tiers = read_tier_rules(o, sens, progress, parents);
   if (!sens.data.documents_sha256.empty() && sens.data.documents_sha256 == sens.calibration_data.documents_sha256)
     progress.warning("calibration and scores used the same text; measure the plan on another one");
   return plan::search_plan(sens, evidence, request, progress.sink());
@@ -185,7 +206,7 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
   fmt::print("{}\n", headline(plan));
   if (const std::string line = prediction_line(plan); !line.empty()) fmt::print("{}\n", line);
   for (const plan::Reason& step : plan.decision)
-    if (step.rule == "bf16" || step.rule == "margin") fmt::print("{}\n", to_valid_utf8(step.text));
+    if (step.rule == "bf16" || step.rule == "margin" || step.rule == "tier") fmt::print("{}\n", to_valid_utf8(step.text));
   if (!plan.baselines.empty()) {
     fmt::print("\nthe same budget spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
     fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->in_nats ? plan.summary.predicted->kl() : plan.summary.predicted->score);
@@ -206,7 +227,7 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
 int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress) {
   check_limits(o);
   check_target(o);
-  check_output(o.output, {o.stats, o.sens}, kPlanOutput);
+  check_output(o.output, {o.stats, o.sens, o.saliency}, kPlanOutput);
   constexpr std::string_view kTensorSuffix = ".safetensors";
   if (o.output.size() > kTensorSuffix.size() && std::string_view(o.output).substr(o.output.size() - kTensorSuffix.size()) == kTensorSuffix)
     fail(ErrorKind::kUsage, "--output", "ends in .safetensors, which is where the plan's constants go; name the plan, such as plan.json");

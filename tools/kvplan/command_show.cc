@@ -34,24 +34,25 @@ int run_show(const KvplanOptions& options, const Invocation& call, Progress& pro
     return 0;
   }
   std::size_t width[2] = {8, 8};
-  bool own_windows = false;
+  bool own_windows = false, tiers = false;
   for (const plan::LayerPlan& layer : plan.layers) {
     width[0] = std::max(width[0], kvrt::to_string(layer.k.scheme).size());
     width[1] = std::max(width[1], kvrt::to_string(layer.v.scheme).size());
     own_windows = own_windows || layer.window_tokens.has_value();
+    tiers = tiers || layer.salient_fraction > 0;
   }
   fmt::print("{}\n", headline(plan));
   fmt::print("asked: {}\n", to_valid_utf8(limit_text(plan.request)));
   if (const std::string line = prediction_line(plan); !line.empty()) fmt::print("{}\n", line);
   fmt::print("constants shared by all sequences: {} bytes; fallback: {}\n\n", plan.summary.constants_bytes, counted(plan.fallback.size(), "rung"));
-  fmt::print("{:>5}  {:<{}}  {:<8}  {:<{}}  {:<8}{}\n", "layer", "K", width[0], "bits", "V", width[1], "bits", own_windows ? "  window" : "");
+  fmt::print("{:>5}  {:<{}}  {:<8}  {:<{}}  {:<8}{}{}\n", "layer", "K", width[0], "bits", "V", width[1], "bits", own_windows ? "  window" : "", tiers ? "  salient" : "");
   std::int64_t bits[2] = {0, 0};
   for (const plan::LayerPlan& layer : plan.layers) {
     const int k = kvrt::code_bits(layer.k.scheme.format), v = kvrt::code_bits(layer.v.scheme.format);
     bits[0] += k;
     bits[1] += v;
-    fmt::print("{:>5}  {:<{}}  {}  {:<{}}  {}{}\n", layer.index, kvrt::to_string(layer.k.scheme), width[0], bits_bar(k), kvrt::to_string(layer.v.scheme),
-               width[1], bits_bar(v), own_windows ? fmt::format("  {:>6}", plan.window_of(layer)) : "");
+    fmt::print("{:>5}  {:<{}}  {}  {:<{}}  {}{}{}\n", layer.index, kvrt::to_string(layer.k.scheme), width[0], bits_bar(k), kvrt::to_string(layer.v.scheme),
+               width[1], bits_bar(v), own_windows ? fmt::format("  {:>6}", plan.window_of(layer)) : "", tiers ? fmt::format("  {:>7g}", layer.salient_fraction) : "");
   }
   const double n = static_cast<double>(plan.layers.size());
   fmt::print("\nmean code width: K {:.2f}, V {:.2f} bits; {:.1f} bytes per token; {:.3f} effective bits in all\n", static_cast<double>(bits[0]) / n,

@@ -23,6 +23,7 @@ CLI::App* add_command(CLI::App& app, KvplanOptions& o, const char* name, const c
 void declare_plan(CLI::App& app, KvplanOptions& o) {
   add_text(app, "--stats", o.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "--sens", o.sens, "Scores of kvsens", "Input", "FILE");
+  add_text(app, "--saliency", o.saliency, "Token saliency of kvsens: where the salient tiers that the scores hold may stand", "Input", "FILE");
   add_text(app, "-o,--output", o.output, "Plan to write; constants go to a .safetensors file beside it", "Output", "FILE");
   add_text(app, "--budget", o.budget, "Effective bits (4.5), bytes for the context (12GiB) or per token (6000B/token)", "Budget", "B");
   add_text(app, "--max-kl", o.max_kl, "Smallest plan whose predicted mean KL stays below this, in nats", "Budget", "X");

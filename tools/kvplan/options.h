@@ -16,7 +16,7 @@ struct KvplanOptions {
   Command command = Command::kPlan;
 
   // plan
-  std::string stats, sens, output = "plan.json";
+  std::string stats, sens, saliency, output = "plan.json";
   std::string budget, max_kl, max_ppl_ratio, profile, uniform;
   std::string metric, target = "native", arch;
   std::int64_t context = 8192, batch = 1, page_tokens = 64, seed = 0;

@@ -1,6 +1,8 @@
 #include "libcalib/base/plural.h"
 #include "tools/kvplan/plan_text.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "libcalib/base/utf8.h"
@@ -13,7 +15,9 @@ std::string headline(const plan::Plan& plan) {
   std::string text = fmt::format("{} {}, {}, {:.3f} effective bits at T={}{}, {}", to_valid_utf8(plan.model.architecture),
                                  to_valid_utf8(plan.model.name), counted(plan.layers.size(), "layer"), s.effective_bits, plan.request.context_tokens,
                                  plan.request.batch > 1 ? fmt::format(" x {}", plan.request.batch) : "", plan::format_bytes(s.bytes));
-  return text + fmt::format(" ({:.2f}x smaller), sinks {}, window {}", s.compression, plan.sink_tokens, plan.window_tokens);
+  text += fmt::format(" ({:.2f}x smaller), sinks {}, window {}", s.compression, plan.sink_tokens, plan.window_tokens);
+  const auto n_tiers = std::count_if(plan.layers.begin(), plan.layers.end(), [](const plan::LayerPlan& l) { return l.salient_fraction > 0; });
+  return n_tiers == 0 ? text : text + fmt::format(", salient tier at {} in {} of them", kvrt::to_string(plan.salient->scheme), counted(n_tiers, "layer"));
 }
 
 std::string prediction_line(const plan::Plan& plan) {

@@ -10,6 +10,7 @@
 #include "libcalib/model/streaming_runner.h"
 #include "libcalib/plan/verify.h"
 #include "libcalib/quant/calibrated_params.h"
+#include "libcalib/quant/expected_attention.h"
 #include "tools/common/option_values.h"
 
 namespace calib::tools {
@@ -57,6 +58,11 @@ sens::ParamsProvider Statistics::provider() const {
   };
 }
 
+sens::SaliencyProvider Statistics::saliency() const {
+  if (!given()) return {};
+  return [this](std::size_t layer_idx) { return quant::saliency_factors(layer(layer_idx)); };
+}
+
 double forward_seconds(const Inputs& in) {
   return model::estimate_run(*in.model, in.corpus.documents, model::RunnerOptions{}, false).forward_seconds;
 }
@@ -72,6 +78,7 @@ sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, 
   out.header.n_sinks = plan.sink_tokens;
   out.header.window = plan.window_tokens;
   bool uniform = true;
+  std::size_t n_tiers = 0;
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     const plan::LayerPlan& from = plan.layers[l];
     if (from.index != model.layers[l].index)
@@ -79,7 +86,8 @@ sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, 
     sens::LayerChange layer;
     layer.k = unit_of(from.k);
     layer.v = unit_of(from.v);
-    layer.tiers = kvrt::finish_tiers(from.k.scheme, from.v.scheme, plan.sink_tokens, from.window_tokens.value_or(plan.window_tokens), 0.0);
+    layer.tiers = kvrt::finish_tiers(from.k.scheme, from.v.scheme, plan.sink_tokens, plan.window_of(from), from.salient_fraction);
+    if (from.salient_fraction > 0) layer.salient = std::make_shared<const quant::SalientTier>(quant::SalientTier{plan.salient->scheme, from.saliency}), ++n_tiers;
     uniform = uniform && from.k.scheme == plan.layers[0].k.scheme && from.v.scheme == plan.layers[0].v.scheme;
     out.layers.push_back(std::move(layer));
   }
@@ -87,7 +95,8 @@ sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, 
     out.header.k = kvrt::to_string(plan.layers[0].k.scheme);
     out.header.v = kvrt::to_string(plan.layers[0].v.scheme);
   }
-  out.header.description = fmt::format("plan of {}, sinks {}, window {}{}", counted(plan.layers.size(), "layer"), plan.sink_tokens, plan.window_tokens,
+  out.header.description = fmt::format("plan of {}, sinks {}, window {}{}{}", counted(plan.layers.size(), "layer"), plan.sink_tokens, plan.window_tokens,
+                                       n_tiers > 0 ? fmt::format(", salient tier at {} in {}", kvrt::to_string(plan.salient->scheme), counted(n_tiers, "layer")) : "",
                                        plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
   out.header.effective_bits_2048 = sens::effective_bits(model, out.layers, 2048);
   out.header.effective_bits_8192 = sens::effective_bits(model, out.layers, 8192);

@@ -40,6 +40,8 @@ class Statistics {
   const artifacts::StatsHeader& header() const { return reader_->header(); }
   /// Valid as long as this object.
   sens::ParamsProvider provider() const;
+  /// By what layers rank tokens for a salient tier; empty without statistics. Valid as long as this object.
+  sens::SaliencyProvider saliency() const;
   const artifacts::StatsReader& reader() const { return *reader_; }
 
  private:

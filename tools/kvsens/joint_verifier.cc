@@ -12,7 +12,7 @@ sens::Contender contender_of(const plan::Candidates& candidates, const std::vect
   out.header.name = name;
   out.header.kind = "plan";
   out.header.n_sinks = sens.n_sinks;
-  out.header.window = sens.windows[choice.front().window];
+  out.header.window = sens.windows[choice.front().tier_class];
   for (std::size_t l = 0; l < choice.size(); ++l) {
     const auto unit = [&](Side side, std::size_t scheme) {
       sens::UnitCandidate u{scheme, candidates.scheme(scheme), {}};
@@ -21,7 +21,8 @@ sens::Contender contender_of(const plan::Candidates& candidates, const std::vect
     };
     sens::LayerChange layer;
     layer.k = unit(Side::kK, choice[l].k), layer.v = unit(Side::kV, choice[l].v);
-    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].window], 0.0);
+    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].tier_class], sens.salient_fraction(choice[l].tier_class));
+    if (layer.tiers.block_salient > 0) layer.salient = sens::salient_tier_of(sens, sens.model.layers[l].index);
     out.layers.push_back(std::move(layer));
   }
   check_something_is_coded(out, corpus.longest());

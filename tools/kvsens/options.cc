@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "libcalib/quant/token_tiers.h"
 #include "tools/common/option_values.h"
 
 namespace calib::tools {
@@ -39,6 +40,9 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_text(app, "--metric", g.metric, "Of fisher_softmax, fisher_vec, fisher, fisher_dir, attn_kl, attn_out, lookahead, logit_kl", "Calibration", "LIST");
   add_integer(app, "--sinks", g.n_sinks, -1, kMostTokens, "First tokens of every document, kept exact; -1 = as the statistics (4 without)", "Calibration");
   add_text(app, "--window", g.window, "Window lengths to score, newest tokens kept exact", "Calibration", "W[,W...]");
+  add_text(app, "--salient", g.salient, "Shares of the coded tokens in an 8-bit tier to score each window with; 0 = no tier, always scored", "Calibration", "F[,F...]");
+  add_text(app, "--salient-scheme", g.salient_scheme, "How such tokens are stored, keys and values", "Calibration", "SCHEME");
+  add_text(app, "--salient-score", g.salient_score, "By what they are chosen: expected_attention", "Calibration", "NAME");
   add_integer(app, "--draws", g.draws, 1, 1024, "Label draws of the Fisher metrics", "Calibration");
   add_integer(app, "--rows", g.rows, 1, 1 << 20, "Sampled attention rows per document and layer", "Calibration");
   add_text(app, "--layers", g.layers, "Layers to score, as 0,3,5-8; empty = all", "Calibration", "LIST");
@@ -81,8 +85,8 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
 std::vector<double> parse_fractions(const std::string& text) {
   std::vector<double> out;
   for (const std::string& part : split_list("--fraction", text)) {
-    out.push_back(parse_number("--fraction", part, 0.0, 0.5));
-    if (out.back() == 0.0) fail(ErrorKind::kUsage, "--fraction", "is 0, which is no tier; give a share above 0, at most 0.5");
+    out.push_back(parse_number("--fraction", part, 0.0, quant::kMostSalient));
+    if (out.back() == 0.0) fail(ErrorKind::kUsage, "--fraction", "is 0, which is no tier; give a share above 0, at most {}", quant::kMostSalient);
   }
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());

@@ -13,6 +13,7 @@ namespace calib::tools {
 struct GridOptions {
   RunOptions run;
   std::string stats, output = "sens.h5", candidates = "default", metric = "fisher_softmax,fisher_vec,fisher,attn_kl,attn_out", window = "128", layers;
+  std::string salient = "0", salient_scheme = "fp8e4m3.token.g", salient_score = "expected_attention";
   std::int64_t n_sinks = -1, draws = 2, rows = 128;
 };
 

@@ -123,7 +123,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
 
   std::vector<sens::Contender> contenders;
   for (const std::string& text : uniform)
-    contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log));
+    contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log, statistics.saliency()));
   for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, artifacts::read_plan(path, log), in.identity, options.run.model));
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   sens::EvaluateOptions settings;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "kernels/core/layout.h"
 #include "libcalib/artifacts/sens_file.h"
 #include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
@@ -52,7 +53,7 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
     fmt::print("{}\n", j.dump(2));
     return;
   }
-  fmt::print("sum over units, window {}\n{:<28}", result.windows.front(), "scheme");
+  fmt::print("sum over units, window {}{}\n{:<28}", result.windows.front(), result.salient_scheme.empty() ? "" : ", no salient tier", "scheme");
   for (const std::string& metric : metrics) fmt::print("{:>17}{:>17}", metric + " K", metric + " V");
   fmt::print("\n");
   const auto cell = [](double x) { return std::isnan(x) ? std::string("-") : fmt::format("{:.3e}", x); };
@@ -78,13 +79,44 @@ std::int64_t resolve_sinks(std::int64_t asked, const Statistics& statistics) {
 /// A scheme that no token of any document ever reaches would score as free.
 void check_something_is_coded(const sens::SensResult& result, const sens::SweepOptions& sweep, std::int64_t longest) {
   for (const std::string& scheme : result.schemes)
-    for (const std::int64_t window : sweep.windows) {
-      const kvrt::Tiers tiers = sens::isolated_tiers(quant::parse_scheme(scheme), sweep.n_sinks, window);
-      if (kvrt::blocks_out(tiers, longest) == 0)
-        fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens, too short for {} behind {} sinks and a window of {}: nothing of it "
-             "would be coded before {} tokens; give longer text, a larger --seq-len, or a smaller --window", longest, scheme, sweep.n_sinks, window,
-             sweep.n_sinks + window + tiers.exit_block());
-    }
+    for (const std::int64_t window : sweep.windows)
+      for (const double fraction : sweep.salient_fractions) {
+        const kvrt::Tiers tiers = sens::isolated_tiers(quant::parse_scheme(scheme), sweep.n_sinks, window, fraction);
+        if (kvrt::blocks_out(tiers, longest) == 0)
+          fail(ErrorKind::kInfeasible, "--data", "the longest document has {} tokens, too short for {}{} behind {} sinks and a window of {}: nothing of it "
+               "would be coded before {} tokens; give longer text, a larger --seq-len, or a smaller --window", longest, scheme,
+               quant::tier_text(fraction, result.salient_scheme), sweep.n_sinks, window, sweep.n_sinks + window + tiers.exit_block());
+      }
+}
+
+/// 0 and the shares that were asked for.
+std::vector<double> parse_salient(const GridOptions& options) {
+  if (options.salient_score != quant::kTierScore)
+    fail(ErrorKind::kUsage, "--salient-score", "is \"{}\"; this version places tokens by {}", to_valid_utf8(options.salient_score), quant::kTierScore);
+  std::vector<double> out = {0.0};
+  for (const std::string& part : split_list("--salient", options.salient)) {
+    out.push_back(parse_number("--salient", part, 0.0, quant::kMostSalient));
+    if (const kvrt::Tiers tiers = kvrt::finish_tiers({}, {}, 0, 0, out.back()); out.back() > 0 && tiers.block_salient == 0)
+      fail(ErrorKind::kUsage, "--salient", "{} of an exit block of {} rounds to no token; give a larger share", part, counted(tiers.block_base, "token"));
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  if (out.size() == 1) return out;
+  quant::parse_salient_scheme(options.salient_scheme, "--salient-scheme");
+  if (options.stats.empty()) fail(ErrorKind::kUsage, "--salient", "ranks tokens by the queries' statistics: give --stats with a file made by kvcalib for this model");
+  return out;
+}
+
+/// Scheme of the tier, and by what every scored layer fills it.
+void add_salient_tier(const GridOptions& options, const Statistics& statistics, sens::SensResult* result) {
+  const kvrt::Scheme scheme = quant::parse_salient_scheme(options.salient_scheme, "--salient-scheme");
+  result->salient_scheme = kvrt::to_string(scheme);
+  result->salient_score = options.salient_score;
+  for (const sens::UnitId& unit : result->units) {
+    const std::size_t l = sens::layer_position(result->model, unit.layer);
+    quant::check_scheme(scheme, result->model.layers[l], unit.side);
+    if (!result->saliency.count(unit.layer)) result->saliency[unit.layer] = statistics.saliency()(l);
+  }
 }
 
 /// Resolved options and what the run will take.
@@ -96,15 +128,15 @@ int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in
   if (call.json) {
     const nlohmann::ordered_json j = {{"model", to_valid_utf8(options.run.model)}, {"documents", in.corpus.documents.size()}, {"tokens", result.data.n_tokens},
                                       {"units", result.units.size()}, {"schemes", result.schemes.size()}, {"metrics", sweep.metrics},
-                                      {"windows", sweep.windows}, {"sinks", sweep.n_sinks}, {"draws", sweep.n_draws},
+                                      {"windows", sweep.windows}, {"salient", sweep.salient_fractions}, {"sinks", sweep.n_sinks}, {"draws", sweep.n_draws},
                                       {"predicted", {{"seconds", seconds}, {"forward_passes", e.forward_passes}, {"memory_bytes", memory},
                                                      {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", e.hidden_spill_bytes}}}};
     fmt::print("{}\n", j.dump(2));
   } else {
     fmt::print("model      {} ({}, {})\n", to_valid_utf8(options.run.model), in.identity.architecture, counted(in.identity.n_layers, "layer"));
     fmt::print("text       {}, {}\n", counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"));
-    fmt::print("grid       {}, {} ({}), windows {}, sinks {}\n", counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), result.candidate_list,
-               fmt::join(sweep.windows, ","), sweep.n_sinks);
+    fmt::print("grid       {}, {} ({}), windows {}, salient {}, sinks {}\n", counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), result.candidate_list,
+               fmt::join(sweep.windows, ","), fmt::join(sweep.salient_fractions, ","), sweep.n_sinks);
     fmt::print("metrics    {}, {}, seed {}\n", fmt::join(sweep.metrics, ","), counted(sweep.n_draws, "draw"), sweep.seed);
     fmt::print("time       about {} ({:.1f} bare forward passes)\n", format_duration(seconds), e.forward_passes);
     fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
@@ -127,6 +159,7 @@ int run_grid(const GridOptions& options, const Invocation& call) {
       fail(ErrorKind::kUsage, "--metric", "does not know \"{}\"; expected some of {}", m, fmt::join(sens::known_metrics(), ", "));
   if (sweep.metrics.empty()) fail(ErrorKind::kUsage, "--metric", "is empty, expected some of {}", fmt::join(sens::known_metrics(), ", "));
   sweep.windows = parse_windows(options.window);
+  sweep.salient_fractions = parse_salient(options);
   sweep.n_draws = static_cast<int>(options.draws);
   sweep.rows_per_document = options.rows;
   sweep.seed = static_cast<std::uint64_t>(options.run.seed);
@@ -154,13 +187,15 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   LogSink shown = log;  // what drops out of the grid is said, also without -v
   shown.note = [&](const std::string& text) { progress.say(text); };
   sens::lay_out_grid(candidates, layers, &result, shown);
+  if (sweep.salient_fractions.size() > 1) add_salient_tier(options, statistics, &result);
   check_something_is_coded(result, sweep, in.corpus.longest());
   const sens::ParamsProvider provider = statistics.provider();
 
   if (options.run.dry_run) return dry_run(options, call, in, sweep, result);
 
   progress.say(fmt::format("{}: {}, {}, {}; {}, {}, windows {}", in.identity.name, counted(in.identity.n_layers, "layer"),
-                           counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"), counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), fmt::join(sweep.windows, ",")));
+                           counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"), counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), fmt::join(sweep.windows, ",")) +
+               (result.salient_scheme.empty() ? "" : fmt::format(", salient {} at {}", fmt::join(sweep.salient_fractions, ","), result.salient_scheme)));
   if (statistics.given() && same_text(result.data, result.calibration_data))
     log.warning("scores are measured on the text of the statistics; held-out text is the better judge of calibrated schemes");
   sweep.judge_codebooks = !statistics.given() || !same_text(result.data, result.calibration_data);

@@ -9,6 +9,7 @@
 #include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/plan/joint.h"
+#include "libcalib/plan/search.h"
 #include "libcalib/plan/verify.h"
 #include "tools/kvsens/inputs.h"
 #include "tools/kvsens/joint_verifier.h"
@@ -17,12 +18,12 @@
 namespace calib::tools {
 namespace {
 
-/// `n` combinations, shared out over the windows that were scored, the smallest window first.
+/// `n` combinations without a salient tier, shared out over the windows that were scored, the smallest first.
 std::vector<std::vector<plan::LayerOption>> combinations(const plan::Candidates& candidates, std::size_t n, std::uint64_t seed) {
   std::vector<std::vector<plan::LayerOption>> out;
-  const std::size_t n_windows = candidates.sens().windows.size();
-  for (std::size_t w = 0; w < n_windows; ++w)
-    for (auto& choice : plan::joint_samples(candidates, w, n * (w + 1) / n_windows - n * w / n_windows, seed)) out.push_back(std::move(choice));
+  const std::vector<std::vector<std::size_t>> windows = plan::class_sets(candidates, false, false);
+  for (std::size_t w = 0; w < windows.size(); ++w)
+    for (auto& choice : plan::joint_samples(candidates, windows[w].front(), n * (w + 1) / windows.size() - n * w / windows.size(), seed)) out.push_back(std::move(choice));
   return out;
 }
 
@@ -77,7 +78,7 @@ int run_joint(const JointCommand& options, const Invocation& call) {
   for (std::size_t r = 0; r < runs.size(); ++r) {
     for (const plan::LayerOption& o : runs[r]) {
       joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v));
-      joint.window.push_back(static_cast<std::int64_t>(o.window));
+      joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
     }
     joint.kld.push_back(results[r].kld), joint.kld_se.push_back(results[r].kld_se);
     joint.ln_ppl_ratio.push_back(std::log(results[r].ppl_ratio));

@@ -38,6 +38,7 @@ plan::SearchRequest request_of(const plan::Plan& plan) {
   request.limits.window_per_layer = r.window_per_layer;
   request.limits.max_score = r.max_kl;
   request.restrictions = r.restrictions;
+  request.tiers = plan::tier_rules(plan);
   return request;
 }
 
@@ -54,7 +55,7 @@ struct Target {
 };
 
 bool same(const std::vector<plan::LayerOption>& a, const std::vector<plan::LayerOption>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const plan::LayerOption& x, const plan::LayerOption& y) { return x.k == y.k && x.v == y.v && x.window == y.window; });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const plan::LayerOption& x, const plan::LayerOption& y) { return x.k == y.k && x.v == y.v && x.tier_class == y.tier_class; });
 }
 std::int64_t bytes_of(const std::vector<plan::LayerOption>& choice) {
   std::int64_t sum = 0;
@@ -107,7 +108,9 @@ std::vector<plan::LayerOption> uniform_choice(const plan::Candidates& candidates
   if (colon == std::string::npos) return {};
   const sens::SensResult& sens = candidates.sens();
   const auto find = [](const auto& list, const auto& value) { return static_cast<std::size_t>(std::find(list.begin(), list.end(), value) - list.begin()); };
-  const std::size_t k = find(sens.schemes, baseline.pair.substr(0, colon)), v = find(sens.schemes, baseline.pair.substr(colon + 1)), w = find(sens.windows, baseline.window_tokens);
+  const std::size_t k = find(sens.schemes, baseline.pair.substr(0, colon)), v = find(sens.schemes, baseline.pair.substr(colon + 1));
+  std::size_t w = 0;
+  while (w < sens.windows.size() && (sens.windows[w] != baseline.window_tokens || sens.salient_fraction(w) > 0)) ++w;
   if (k == sens.schemes.size() || v == sens.schemes.size() || w == sens.windows.size()) return {};
   std::vector<plan::LayerOption> choice;
   for (std::size_t l = 0; l < candidates.n_layers(); ++l) choice.push_back(candidates.option(l, k, v, w));
@@ -164,7 +167,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     measured_baselines.push_back(b), runs.push_back(std::move(uniform));
   }
   const std::size_t first_sample = runs.size();
-  for (auto& sample : plan::joint_samples(candidates, choice.front().window, static_cast<std::size_t>(options.joint), static_cast<std::uint64_t>(options.run.seed)))
+  for (auto& sample : plan::joint_samples(candidates, choice.front().tier_class, static_cast<std::size_t>(options.joint), static_cast<std::uint64_t>(options.run.seed)))
     runs.push_back(std::move(sample));
   for (std::size_t i = 0; i < first_sample; ++i)
     contender_of(candidates, runs[i], i == 0 ? "the plan" : fmt::format("the {} that it is compared with", original.baselines[measured_baselines[i - 1]].description), in.corpus);
