@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "kernels/core/layout.h"
+#include "libcalib/base/plural.h"
+#include "libcalib/quant/scale_refresh.h"
 
 namespace calib::sens {
 namespace {
@@ -31,6 +33,7 @@ double effective_bits(const ModelIdentity& model, const std::vector<LayerChange>
     layout.tiers = layers[l].tiers;
     if (layers[l].salient) layout.salient = layers[l].salient->scheme;
     layout.sliding_window = geometry.sliding_window;
+    layout.refresh_tokens = static_cast<int>(layers[l].scale_refresh);
     bytes += static_cast<double>(kvrt::cache_bytes(layout, kvrt::CacheSide::kK, n_tokens) + kvrt::cache_bytes(layout, kvrt::CacheSide::kV, n_tokens));
     const std::int64_t held = geometry.sliding_window > 0 ? std::min(n_tokens, geometry.sliding_window) : n_tokens;
     elements += 2.0 * static_cast<double>(held) * geometry.n_kv_heads * geometry.head_dim;
@@ -67,6 +70,24 @@ Contender uniform_contender(const std::string& text, const ModelIdentity& model,
     }
     out.layers.push_back(std::move(layer));
   }
+  out.header.effective_bits_2048 = effective_bits(model, out.layers, 2048);
+  out.header.effective_bits_8192 = effective_bits(model, out.layers, 8192);
+  return out;
+}
+
+std::optional<Contender> refreshed_contender(const Contender& contender, const ModelIdentity& model, std::int64_t interval) {
+  CALIB_CHECK(interval >= 1);
+  Contender out = contender;
+  bool any = false;
+  for (LayerChange& layer : out.layers) {
+    const auto raised = [](const std::optional<UnitCandidate>& unit) { return unit && quant::can_refresh(unit->scheme); };
+    if (layer.salient || (!raised(layer.k) && !raised(layer.v))) continue;
+    layer.scale_refresh = interval;
+    any = true;
+  }
+  if (!any) return std::nullopt;
+  out.header.name += fmt::format(" refresh {}", interval);
+  out.header.description += fmt::format(", static ranges raised every {}", counted(interval, "token"));
   out.header.effective_bits_2048 = effective_bits(model, out.layers, 2048);
   out.header.effective_bits_8192 = effective_bits(model, out.layers, 8192);
   return out;

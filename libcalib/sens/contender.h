@@ -17,6 +17,7 @@ struct LayerChange {
   std::optional<UnitCandidate> k, v;
   kvrt::Tiers tiers;
   std::shared_ptr<const quant::SalientTier> salient;  ///< set where the tiers hold salient tokens
+  std::int64_t scale_refresh = 0;  ///< tokens between two refreshes of static ranges (quant/scale_refresh.h), 0 = none
 };
 
 struct Contender {
@@ -37,6 +38,9 @@ struct PairTiers {
 /// a scheme without the constants it needs, a tier without statistics).
 Contender uniform_contender(const std::string& text, const ModelIdentity& model, const PairTiers& pair_tiers, const ParamsProvider& params,
                             const LogSink& log = {}, const SaliencyProvider& saliency = {});
+
+/// The same with static ranges that are raised every `interval` tokens, named "… refresh 512"; empty if no range of it can be.
+std::optional<Contender> refreshed_contender(const Contender& contender, const ModelIdentity& model, std::int64_t interval);
 
 /// int2.token.g on all K, V exact, sinks 0, window 2: must be far above the noise floor (METHODS.md 9).
 Contender negative_control(const ModelIdentity& model);

@@ -7,6 +7,7 @@
 
 #include "libcalib/model/streaming_runner.h"
 #include "libcalib/quant/fake_quant.h"
+#include "libcalib/quant/scale_refresh.h"
 #include "libcalib/quant/token_tiers.h"
 #include "libcalib/sens/attention_backward.h"
 
@@ -21,8 +22,9 @@ std::vector<std::int64_t> first_rows(const std::vector<text::Document>& document
 
 // Coded and exact forms of one side in the scheme's frame; rows below n_sinks of the coded form are the exact ones. `map`: null without
 // a salient tier; else base tokens alone are coded.
-void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& layer, const kvrt::Tiers& tiers, const quant::TierMap* map,
-                 const at::Tensor& x, at::Tensor* coded, at::Tensor* exact, ThreadPool& pool) {
+void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& layer, const LayerChange& change, const quant::TierMap* map, const at::Tensor& x,
+                 at::Tensor* coded, at::Tensor* exact, ThreadPool& pool) {
+  const kvrt::Tiers& tiers = change.tiers;
   const std::int64_t n_tokens = x.size(0);
   *coded = at::empty_like(x);
   *exact = at::empty_like(x);
@@ -32,8 +34,12 @@ void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& laye
     quant::fake_quant_tier(unit.scheme, side, layer, unit.params, *map, false, x.data_ptr<float>(), coded->data_ptr<float>(), pool);
     return;
   }
-  quant::fake_quant_document(unit.scheme, side, layer, unit.params, tiers.n_sinks, kvrt::encodes_bf16(tiers), n_tokens, x.data_ptr<float>(),
-                             coded->data_ptr<float>(), pool);
+  if (change.scale_refresh > 0 && quant::can_refresh(unit.scheme))
+    quant::fake_quant_refreshed(unit.scheme, side, layer, unit.params, change.scale_refresh, tiers.n_sinks, kvrt::encodes_bf16(tiers), n_tokens, x.data_ptr<float>(),
+                                coded->data_ptr<float>(), pool);
+  else
+    quant::fake_quant_document(unit.scheme, side, layer, unit.params, tiers.n_sinks, kvrt::encodes_bf16(tiers), n_tokens, x.data_ptr<float>(),
+                               coded->data_ptr<float>(), pool);
   const std::int64_t sinks = std::min(n_tokens, tiers.n_sinks);
   coded->slice(0, 0, sinks).copy_(exact->slice(0, 0, sinks));
 }
@@ -80,14 +86,14 @@ ChangedCache change_cache(const model::Block& block, const at::Tensor& k_pre, co
   };
   if (change.k) {
     const bool pre = change.k->scheme.pre;
-    change_side(*change.k, Side::kK, layer, change.tiers, map ? &*map : nullptr, on_cpu(pre ? k_pre : k_post), &out.k_coded, &out.k_exact, pool);
+    change_side(*change.k, Side::kK, layer, change, map ? &*map : nullptr, on_cpu(pre ? k_pre : k_post), &out.k_coded, &out.k_exact, pool);
     for (at::Tensor* k : {&out.k_coded, &out.k_exact}) *k = pre ? block.rotate(k->to(device)) : k->to(device);
     code_salient(Side::kK, k_cpu, &out.k_coded);
   } else {
     out.k_coded = out.k_exact = k_post.to(at::kFloat);
   }
   if (change.v) {
-    change_side(*change.v, Side::kV, layer, change.tiers, map ? &*map : nullptr, on_cpu(v), &out.v_coded, &out.v_exact, pool);
+    change_side(*change.v, Side::kV, layer, change, map ? &*map : nullptr, on_cpu(v), &out.v_coded, &out.v_exact, pool);
     for (at::Tensor* x : {&out.v_coded, &out.v_exact}) *x = x->to(device);
     code_salient(Side::kV, v_cpu, &out.v_coded);
   } else {

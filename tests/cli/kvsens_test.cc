@@ -122,6 +122,16 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
   EXPECT_EQ(o.text.find("greedy replies"), std::string::npos);
 }
 
+TEST_F(Kvsens, StaticRangesAreMeasuredOnceMoreWithARefresh) {
+  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform fp8-head,int8-token --scale-refresh 160,64 -o " + file("sr.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  const sens::EvalResult e = artifacts::read_eval_file(file("sr.json"));
+  std::vector<std::string> names;
+  for (const sens::EvalContender& c : e.contenders) names.push_back(c.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"fp8-head", "fp8-head refresh 64", "fp8-head refresh 160", "int8-token"}));
+  EXPECT_GT(*e.contenders[1].effective_bits_8192, *e.contenders[0].effective_bits_8192) << "a page keeps its ranges";
+}
+
 // Both backends write the same replies; where the reference itself is the contender nothing differs but BF16 rounding.
 TEST_F(Kvsens, GreedyRepliesFromADepth) {
   const std::string call = "kvsens evaluate " + inputs() + " --uniform int4.token.g:int4.token.g,bf16:bf16 --sinks 2 --window 8 --generate 24 --depth 64 -o ";
@@ -562,6 +572,9 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect(inputs() + " --candidates int5.token.g", 2, "int5");
   expect("evaluate " + inputs(), 2, "--plan");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --depth 64", 2, "--generate");
+  expect("evaluate " + inputs() + " --uniform int8-token --scale-refresh 64 -o " + file("no.json"), 2, "no contender has static ranges");
+  expect("evaluate " + inputs() + " --uniform fp8-head --stats " + file("stats.h5") + " --scale-refresh 100000 -o " + file("no.json"), 6, "nothing would be refreshed");
+  expect("evaluate " + inputs() + " --uniform fp8-head --stats " + file("stats.h5") + " --scale-refresh 0 -o " + file("no.json"), 2, "--scale-refresh");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --generate 8 --depth 300 --dry-run", 6, "no document has as many tokens");  // before any work
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --generate 8 --depth 3 --sinks 4 --dry-run", 6, "not past the 4 sinks");
   expect("evaluate " + inputs() + " --plan " + file("absent.json"), 3, "absent.json");

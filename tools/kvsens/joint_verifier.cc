@@ -34,16 +34,20 @@ void check_disjoint(const Inputs& in, const sens::SensResult& sens) {
     fail(ErrorKind::kMismatch, "--data", "is the text of the statistics or of the scores; a plan counts as measured only on text that neither has seen");
 }
 
-std::vector<plan::Measured> JointVerifier::measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase) {
-  std::vector<sens::Contender> contenders;
-  for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender_of(candidates_, choices[i], fmt::format("combination {}", i), in_.corpus));
+std::vector<sens::EvalContender> JointVerifier::measure(const std::vector<sens::Contender>& contenders, const std::string& phase) {
   PhaseProgress phases(progress_, call_, in_.corpus.identity.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
   sens::EvalResult result;
   sens::evaluate(*in_.model, in_.corpus.documents, contenders, settings_, pool_, &result, log_,
                  [&](const sens::EvaluateProgress& p) { phases.update(phase, p.done, p.total); });
   progress_.clear();
+  return std::move(result.contenders);
+}
+
+std::vector<plan::Measured> JointVerifier::measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase) {
+  std::vector<sens::Contender> contenders;
+  for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender_of(candidates_, choices[i], fmt::format("combination {}", i), in_.corpus));
   std::vector<plan::Measured> out;
-  for (const sens::EvalContender& c : result.contenders)
+  for (const sens::EvalContender& c : measure(contenders, phase))
     out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, c.total.n_documents, in_.corpus.identity.n_tokens,
                    in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256, sens::length_limit(c.buckets, ppl_ratio_max_)});
   return out;

@@ -21,6 +21,7 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_integer(app, "--sinks", o.n_sinks, 0, kMostTokens, "Exact first tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_integer(app, "--window", o.window, 0, kMostTokens, "Exact newest tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_flag(app, "--second-half", o.second_half, "Score rows n/2 ... n - 2 of each window only, as llama-perplexity does", "Calibration");
+  add_text(app, "--scale-refresh", o.scale_refresh, "Measure contenders with static ranges once more, the ranges raised every so many tokens", "Calibration", "N[,N...]");
   add_integer(app, "--generate", o.generate, 0, kMostTokens, "Greedy tokens that the reference and every contender write after a prompt; 0 = none, 1024 show loops", "Calibration");
   add_integer(app, "--depth", o.depth, 0, kMostTokens, "Tokens of that prompt, the first of each window; 0 = the whole window", "Calibration");
   add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place; kvrt: the runtime's packed pages, token by token", "Diagnostics", "NAME");
@@ -56,6 +57,7 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_text(*refine, "--sens", o.refine.sens, "Scores that the plan was made from", "Input", "FILE");
   add_text(*refine, "-o,--output", o.refine.output, "Plan to write, with what was measured; may be the same file", "Output", "FILE");
   add_integer(*refine, "--joint", o.refine.joint, 0, 1024, "Combinations of units to measure, from which predictions are fitted; 0 = none", "Calibration");
+  add_text(*refine, "--scale-refresh", o.refine.scale_refresh, "Also measure static ranges that are raised every so many tokens, and record the interval that pays", "Calibration", "N[,N...]");
   refine->callback([&o] { o.refine_chosen = true; });
   CLI::App* joint = app.add_subcommand("joint", "Combinations of units measured as a whole, so that kvplan can say how far sums of scores are off");
   add_run_options(*joint, o.joint.run);
@@ -91,6 +93,14 @@ std::vector<double> parse_fractions(const std::string& text) {
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   if (out.empty()) fail(ErrorKind::kUsage, "--fraction", "is empty, expected shares such as 0.1,0.2");
+  return out;
+}
+
+std::vector<std::int64_t> parse_intervals(const std::string& text) {
+  std::vector<std::int64_t> out;
+  for (const std::string& part : split_list("--scale-refresh", text)) out.push_back(parse_integer("--scale-refresh", part, 1, kMostTokens));
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 

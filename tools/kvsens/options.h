@@ -20,7 +20,7 @@ struct GridOptions {
 struct EvaluateCommand {
   RunOptions run;
   std::vector<std::string> plans;
-  std::string uniform, stats, output = "eval.json", backend = "fake";
+  std::string uniform, stats, output = "eval.json", backend = "fake", scale_refresh;
   std::int64_t n_sinks = 4, window = 128, generate = 0, depth = 0;
   bool second_half = false;
 };
@@ -34,7 +34,7 @@ struct DriftCommand {
 /// kvsens refine: a plan measured, its predictions fitted, and repaired where it misses what it was asked for.
 struct RefineCommand {
   RunOptions run;
-  std::string plan, sens, output = "plan.json";
+  std::string plan, sens, output = "plan.json", scale_refresh;
   std::int64_t joint = 32;
 };
 
@@ -66,6 +66,9 @@ void declare_kvsens(CLI::App& app, KvsensOptions& options);
 
 /// "0.1,0.2" -> ascending, each once, above 0 and at most 0.5. Throws kUsage naming the option.
 std::vector<double> parse_fractions(const std::string& text);
+
+/// "512,1024" -> ascending, each once, at least 1; empty text: none. Throws kUsage naming the option.
+std::vector<std::int64_t> parse_intervals(const std::string& text);
 
 /// "0,32,128" -> ascending, each once. Throws kUsage naming the option.
 std::vector<std::int64_t> parse_windows(const std::string& text);

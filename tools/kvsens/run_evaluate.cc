@@ -100,6 +100,21 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   return 0;
 }
 
+/// Behind each contender with static ranges: the same with ranges that are raised.
+void add_refreshed(std::vector<sens::Contender>& contenders, const Inputs& in, const std::vector<std::int64_t>& intervals) {
+  if (intervals.front() >= in.corpus.longest())
+    fail(ErrorKind::kInfeasible, "--scale-refresh", "is {}, but no document is longer ({}): nothing would be refreshed", intervals.front(), counted(in.corpus.longest(), "token"));
+  std::vector<sens::Contender> out;
+  for (const sens::Contender& c : contenders) {
+    out.push_back(c);
+    for (const std::int64_t interval : intervals)
+      if (std::optional<sens::Contender> refreshed = sens::refreshed_contender(c, in.identity, interval)) out.push_back(std::move(*refreshed));
+  }
+  if (out.size() == contenders.size())
+    fail(ErrorKind::kUsage, "--scale-refresh", "no contender has static ranges of one a unit or KV head without center, smooth or had (fp8-vllm and fp8-head have)");
+  contenders = std::move(out);
+}
+
 }  // namespace
 
 int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
@@ -125,6 +140,11 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   for (const std::string& text : uniform)
     contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log, statistics.saliency()));
   for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, artifacts::read_plan(path, log), in.identity, options.run.model));
+  if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) {
+    if (options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--scale-refresh", "is simulated in place; the runtime's packed pages keep their ranges");
+    if (options.generate > 0) fail(ErrorKind::kUsage, "--scale-refresh", "does not go with --generate: replies are written with the ranges of calibration");
+    add_refreshed(contenders, in, intervals);
+  }
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;

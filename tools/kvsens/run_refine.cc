@@ -117,6 +117,40 @@ std::vector<plan::LayerOption> uniform_choice(const plan::Candidates& candidates
   return choice;
 }
 
+/// Whether static ranges that are raised as a sequence grows lose less than those of calibration, document by document.
+struct RefreshVerdict {
+  std::int64_t interval = 0;  ///< 0: calibration's ranges are as good
+  plan::Reason reason;
+};
+
+RefreshVerdict choose_refresh(const plan::Candidates& candidates, const std::vector<plan::LayerOption>& choice, const std::vector<std::int64_t>& intervals, const Inputs& in,
+                              JointVerifier& verifier) {
+  std::vector<sens::Contender> runs = {contender_of(candidates, choice, "the plan", in.corpus)};
+  std::vector<std::int64_t> tried;
+  for (const std::int64_t interval : intervals)
+    if (std::optional<sens::Contender> refreshed = sens::refreshed_contender(runs.front(), in.identity, interval); refreshed && interval < in.corpus.longest())
+      runs.push_back(std::move(*refreshed)), tried.push_back(interval);
+  if (tried.empty()) return {0, {"scale_refresh", "nothing to refresh: no unit has one static range a unit or KV head without center, smooth or had, or no document is longer than the interval", {}}};
+  const std::vector<sens::EvalContender> results = verifier.measure(runs, "scale refresh");
+  RefreshVerdict out{0, {"scale_refresh", "", {{"static", results.front().total.kld.mean}}}};
+  double best = 0;
+  for (std::size_t i = 0; i < tried.size(); ++i) {
+    const std::vector<double>& fixed = results.front().document_kld;
+    const std::vector<double>& raised = results[i + 1].document_kld;
+    double mean = 0, square = 0;
+    const auto n = static_cast<double>(fixed.size());
+    for (std::size_t d = 0; d < fixed.size(); ++d) mean += (fixed[d] - raised[d]) / n;
+    for (std::size_t d = 0; d < fixed.size(); ++d) square += std::pow(fixed[d] - raised[d] - mean, 2);
+    const double se = fixed.size() > 1 ? std::sqrt(square / (n - 1) / n) : 0.0;
+    out.reason.numbers.emplace_back(fmt::format("refresh_{}", tried[i]), results[i + 1].total.kld.mean);
+    out.reason.text += fmt::format("{}every {}: mean KL {:.3e}, {:.1e} +- {:.1e} less than with calibration's ranges", i == 0 ? "" : "; ", counted(tried[i], "token"),
+                                   results[i + 1].total.kld.mean, mean, se);
+    if (fixed.size() > 1 && mean > 2 * se && mean > best) best = mean, out.interval = tried[i];
+  }
+  out.reason.text += out.interval > 0 ? fmt::format("; raised every {}", counted(out.interval, "token")) : "; none is better by more than 2 SE: calibration's ranges stay";
+  return out;
+}
+
 void print_result(const plan::Plan& plan, const std::string& note, const std::string& output) {
   if (const auto& p = plan.summary.predicted; p && p->joint)
     fmt::print("{} joint runs: measured = {:.2f} x predicted, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", p->joint->n_runs, p->joint->slope,
@@ -221,6 +255,23 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     refined = plan::plan_of(candidates, plan::found_of(candidates, runs[1 + *simpler]), {}, request);
     refined.request = original.request;
     note = fmt::format("the searched plan is not better than the {} by more than 2 standard errors: the simpler one is written", original.baselines[measured_baselines[*simpler]].description);
+  }
+  if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) {
+    RefreshVerdict verdict = choose_refresh(candidates, plan::choice_of(candidates, refined), intervals, in, verifier);
+    if (verdict.interval > 0) {
+      plan::SearchRequest raised = request;
+      raised.accounting.scale_refresh_tokens = static_cast<int>(verdict.interval);
+      const plan::Candidates counted_anew = plan::candidates_of(sens, raised, log);
+      plan::Plan with_refresh = plan::plan_of(counted_anew, plan::found_of(counted_anew, plan::choice_of(counted_anew, refined)), {}, raised);
+      with_refresh.request = original.request;
+      if (original.request.budget_bytes > 0 && with_refresh.summary.bytes > original.request.budget_bytes)
+        verdict.reason.text += fmt::format(", but its ranges by page take {} bytes more than the budget leaves: not recorded", with_refresh.summary.bytes - original.request.budget_bytes);
+      else
+        refined = std::move(with_refresh);
+    }
+    if (!note.empty()) note += "\n";
+    note += "scale refresh: " + verdict.reason.text;
+    refined.decision.push_back(std::move(verdict.reason));
   }
   refined.baselines = original.baselines;
   for (std::size_t i = 0; i < measured_baselines.size(); ++i) {
