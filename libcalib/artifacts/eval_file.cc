@@ -85,6 +85,16 @@ EvalGeneration generation_from_json(const JsonValue& value) {
           numbers(value.at("document_row_kld")), value.at("n_catastrophic").integer(), interval.element(0).number(), interval.element(1).number()};
 }
 
+ordered_json attention_to_json(const sens::EvalAttention& a) {
+  return {{"kl", mean_to_json(a.kl)}, {"e_out", mean_to_json(a.e_out)}, {"e_mass", mean_to_json(a.e_mass)},
+          {"layer_kl", a.layer_kl}, {"layer_e_out", a.layer_e_out}, {"layer_e_mass", a.layer_e_mass}};
+}
+
+sens::EvalAttention attention_from_json(const JsonValue& value) {
+  return {mean_from_json(value.at("kl")), mean_from_json(value.at("e_out")), mean_from_json(value.at("e_mass")),
+          numbers(value.at("layer_kl")), numbers(value.at("layer_e_out")), numbers(value.at("layer_e_mass"))};
+}
+
 ordered_json contender_to_json(const EvalContender& contender) {
   ordered_json out = {{"name", contender.name}, {"kind", contender.kind}, {"k", contender.k}, {"v", contender.v},
                       {"description", contender.description}, {"plan_sha256", contender.plan_sha256},
@@ -95,6 +105,7 @@ ordered_json contender_to_json(const EvalContender& contender) {
   if (contender.length_limit) out["length_limit"] = *contender.length_limit;
   if (contender.kld_slope) out["kld_slope"] = mean_to_json(*contender.kld_slope);
   if (!contender.flags.empty()) out["flags"] = contender.flags;
+  if (contender.attention) out["attention"] = attention_to_json(*contender.attention);
   if (contender.generation) out["generation"] = generation_to_json(*contender.generation);
   out["total"] = block_to_json(contender.total);
   if (!contender.document_kld.empty()) out["document_kld"] = contender.document_kld;
@@ -121,6 +132,7 @@ EvalContender contender_from_json(const JsonValue& value) {
   if (value.has("length_limit")) out.length_limit = value.at("length_limit").integer();
   if (value.has("kld_slope")) out.kld_slope = mean_from_json(value.at("kld_slope"));
   if (value.has("flags")) out.flags = value.at("flags").strings();
+  if (value.has("attention")) out.attention = attention_from_json(value.at("attention"));
   if (value.has("generation")) out.generation = generation_from_json(value.at("generation"));
   out.total = block_from_json(value.at("total"));
   if (value.has("document_kld")) out.document_kld = numbers(value.at("document_kld"));

@@ -52,6 +52,14 @@ struct EvalGeneration {
   double catastrophic_low = 0, catastrophic_high = 0;    ///< Wilson 95 % interval of their share
 };
 
+/// Attention over a contender's cache against exact attention, on the reference's own inputs of every layer. Means over layers, then documents.
+struct EvalAttention {
+  MeanSe kl;      ///< of the probabilities, nats, mean over query heads
+  MeanSe e_out;   ///< sum |o - o^|^2 / sum |o|^2
+  MeanSe e_mass;  ///< mean squared difference of ln sum e^s, nats^2
+  std::vector<double> layer_kl, layer_e_out, layer_e_mass;  ///< as ModelIdentity::layers, all documents together
+};
+
 /// The same over the rows of one position bucket.
 struct EvalBucket {
   std::int64_t first_position = 0, end_position = 0;  ///< [first, end)
@@ -77,6 +85,7 @@ struct EvalContender {
   std::optional<MeanSe> kld_slope;           ///< of ln KLD against ln position; see kld_block.h
   std::vector<std::string> flags;            ///< of length_flags(); empty where indistinguishable
   std::optional<EvalGeneration> generation;
+  std::optional<EvalAttention> attention;
 };
 
 struct EvalSettings {

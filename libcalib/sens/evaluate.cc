@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 
 #include "libcalib/model/streaming_runner.h"
+#include "libcalib/sens/attention_objective.h"
 #include "libcalib/sens/joint_run.h"
 
 namespace calib::sens {
@@ -48,6 +49,7 @@ class Walk {
       const auto block = model_.load_block(l);
       for (std::size_t d = 0; d < documents_.size(); ++d) {
         const at::Tensor embedded = l == 0 ? states_.get(0, d) : at::Tensor{};
+        if (options_.attention) compare_attention(*block, l, d);
         for (std::size_t r = 0; r < runs_.size(); ++r) {
           const auto slot = static_cast<std::int64_t>(r);
           const LayerChange* change = runs_[r] == nullptr ? nullptr : &runs_[r]->layers[static_cast<std::size_t>(l)];
@@ -79,7 +81,42 @@ class Walk {
     return out;
   }
 
+  /// Of one contender. Requires: options.attention, through_blocks() done.
+  EvalAttention attention(std::size_t contender) const {
+    EvalAttention out;
+    std::vector<double> kl, e_out, e_mass;
+    const auto n_layers = static_cast<std::size_t>(model_.n_layers());
+    std::vector<AttentionLoss> layers(n_layers);
+    for (std::size_t d = 0; d < documents_.size(); ++d) {
+      AttentionLoss mean;
+      for (std::size_t l = 0; l < n_layers; ++l) {
+        const AttentionLoss& x = losses_[(contender * documents_.size() + d) * n_layers + l];
+        mean.kl += x.mean_kl() / static_cast<double>(n_layers), mean.error += x.e_out() / static_cast<double>(n_layers), mean.mass += x.e_mass() / static_cast<double>(n_layers);
+        AttentionLoss& layer = layers[l];
+        layer.weight += x.weight, layer.kl += x.kl, layer.mass += x.mass, layer.error += x.error, layer.norm += x.norm;
+      }
+      kl.push_back(mean.kl), e_out.push_back(mean.error), e_mass.push_back(mean.mass);
+    }
+    out.kl = over_documents(kl), out.e_out = over_documents(e_out), out.e_mass = over_documents(e_mass);
+    for (const AttentionLoss& layer : layers) out.layer_kl.push_back(layer.mean_kl()), out.layer_e_out.push_back(layer.e_out()), out.layer_e_mass.push_back(layer.e_mass());
+    return out;
+  }
+
  private:
+  /// Before the layer's states are replaced: the reference's queries over every contender's cache of the reference's keys and values.
+  void compare_attention(const model::Block& block, std::int64_t l, std::size_t d) {
+    const model::Projected p = block.project(states_.get(kReference, d));
+    const at::Tensor q = block.rotate(p.q_pre), k = block.rotate(p.k_pre);
+    losses_.resize((runs_.size() - kFirstContender) * documents_.size() * static_cast<std::size_t>(model_.n_layers()));
+    for (std::size_t c = 0; c + kFirstContender < runs_.size(); ++c) {
+      const LayerChange& change = runs_[c + kFirstContender]->layers[static_cast<std::size_t>(l)];
+      const ChangedCache cache = change_cache(block, p.k_pre, k, p.v, change, pool_);
+      const SampledPositions sampled = sample_positions(options_.seed, d, static_cast<std::uint64_t>(l), q.size(0), change.tiers.n_sinks, options_.attention_rows);
+      losses_[(c * documents_.size() + d) * static_cast<std::size_t>(model_.n_layers()) + static_cast<std::size_t>(l)] =
+          attention_loss(q, k, p.v, {cache.k_coded, cache.v_coded, cache.k_exact, cache.v_exact, change.tiers}, block.geometry(), sampled);
+    }
+  }
+
   void advance(std::int64_t tokens) {
     done_ += tokens;
     if (progress_) progress_({done_, total_});
@@ -92,6 +129,7 @@ class Walk {
   ThreadPool& pool_;
   const EvaluateProgressFn& progress_;
   DocumentStates states_;
+  std::vector<AttentionLoss> losses_;                 ///< [contender, document, layer]
   std::vector<std::unique_ptr<PackedCache>> packed_;  ///< per run; null: exact, or fake-quantised
   std::int64_t n_tokens_ = 0, done_ = 0, total_ = 0;
 };
@@ -153,6 +191,7 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
   result->contenders.clear();
   for (std::size_t c = 0; c < contenders.size(); ++c) {
     EvalContender e = measured(contenders[c].header, rows[c + kFirstContender - 1]);
+    if (options.attention) e.attention = walk.attention(c);
     e.length_limit = length_limit(e.buckets);
     e.indistinguishable = e.total.kld.mean < kIndistinguishable * floor;
     if (!e.indistinguishable) e.flags = length_flags(e.kld_slope, e.buckets, trend_start(e.n_sinks, e.window));

@@ -17,6 +17,9 @@ namespace calib::sens {
 struct EvaluateOptions {
   bool packed = false;       ///< contenders run through the runtime's packed pages, token by token, instead of being fake-quantised
   bool second_half = false;  ///< rows n/2 ... n - 2 of each document, as llama-perplexity scores
+  bool attention = false;    ///< also fill EvalContender::attention; not with `packed`
+  std::int64_t attention_rows = 128;  ///< sampled rows per document and layer
+  std::uint64_t seed = 0;             ///< of that sample
   std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;
   std::int64_t query_tile = 128, floor_query_tile = 80;  ///< the noise floor is the reference in tiles of another size
 };

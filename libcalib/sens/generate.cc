@@ -176,11 +176,6 @@ std::vector<KldRow> reply_rows(const LoadedModel& loaded, const std::vector<text
   return rows;
 }
 
-MeanSe over_documents(const std::vector<double>& values) {
-  const ClusterMean m = cluster_mean(values, std::vector<double>(values.size(), 1.0));
-  return {m.mean, values.size() < 2 ? 0.0 : m.se};
-}
-
 EvalReplies describe(const std::vector<Reply>& replies, const std::optional<text::TokenId>& end_token) {
   EvalReplies out;
   std::vector<double> suffix;

@@ -112,6 +112,15 @@ std::optional<double> slope_without(const BucketTable& all, const BucketTable& l
   return xy / xx;
 }
 
+}  // namespace
+
+MeanSe over_documents(const std::vector<double>& values) {
+  const ClusterMean m = cluster_mean(values, std::vector<double>(values.size(), 1.0));
+  return {m.mean, values.size() < 2 ? 0.0 : m.se};
+}
+
+namespace {
+
 MeanSe exponential(const MeanSe& m) { return {std::exp(m.mean), std::exp(m.mean) * m.se}; }
 
 std::int64_t bucket_begin(std::size_t b) { return b == 0 ? 0 : std::int64_t{128} << b; }

@@ -11,6 +11,9 @@
 
 namespace calib::sens {
 
+/// Mean of one value a document, each counting the same, with its standard error (0 for a single one).
+MeanSe over_documents(const std::vector<double>& values);
+
 /// One scored row: reference against contender.
 struct KldRow {
   std::int32_t document = 0;

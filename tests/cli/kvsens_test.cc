@@ -122,6 +122,28 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
   EXPECT_EQ(o.text.find("greedy replies"), std::string::npos);
 }
 
+TEST_F(Kvsens, AttentionObjectiveRanksByOutputError) {
+  const Outcome o = run("kvsens evaluate " + inputs() + " --uniform int2.token.g:int8.token.g,int8.token.g:int8.token.g,int8.token.g:int2.token.g --sinks 2 --window 8 --objective attention -o " + file("at.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  const sens::EvalResult e = artifacts::read_eval_file(file("at.json"));
+  ASSERT_EQ(e.contenders.size(), 3u);
+  for (const sens::EvalContender& c : e.contenders) {
+    ASSERT_TRUE(c.attention);
+    EXPECT_EQ(c.attention->layer_e_out.size(), e.model.layers.size());
+    EXPECT_GT(c.attention->e_out.mean, 0.0);
+  }
+  const auto& coarse_keys = *e.contenders[0].attention;
+  const auto& fine = *e.contenders[1].attention;
+  const auto& coarse_values = *e.contenders[2].attention;
+  EXPECT_GT(coarse_keys.kl.mean, 10 * fine.kl.mean);
+  EXPECT_NEAR(coarse_values.kl.mean, fine.kl.mean, 1e-9 * fine.kl.mean) << "values do not enter the probabilities";
+  EXPECT_NEAR(coarse_values.e_mass.mean, fine.e_mass.mean, 1e-9 * fine.e_mass.mean);
+  EXPECT_GT(coarse_values.e_out.mean, 10 * fine.e_out.mean);
+  const std::size_t table = o.text.find("least output error first");
+  ASSERT_NE(table, std::string::npos) << o.text;
+  EXPECT_LT(o.text.find("int8.token.g:int8.token.g", table), o.text.find("int2.token.g:int8.token.g", table));
+}
+
 TEST_F(Kvsens, StaticRangesAreMeasuredOnceMoreWithARefresh) {
   const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform fp8-head,int8-token --scale-refresh 160,64 -o " + file("sr.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
@@ -572,6 +594,8 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect(inputs() + " --candidates int5.token.g", 2, "int5");
   expect("evaluate " + inputs(), 2, "--plan");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --depth 64", 2, "--generate");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --objective loss", 2, "expected logits or attention");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --objective attention --backend kvrt", 7, "measured in place");
   expect("evaluate " + inputs() + " --uniform int8-token --scale-refresh 64 -o " + file("no.json"), 2, "no contender has static ranges");
   expect("evaluate " + inputs() + " --uniform fp8-head --stats " + file("stats.h5") + " --scale-refresh 100000 -o " + file("no.json"), 6, "nothing would be refreshed");
   expect("evaluate " + inputs() + " --uniform fp8-head --stats " + file("stats.h5") + " --scale-refresh 0 -o " + file("no.json"), 2, "--scale-refresh");

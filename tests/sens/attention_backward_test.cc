@@ -1,5 +1,7 @@
 #include "libcalib/sens/attention_backward.h"
 
+#include "libcalib/sens/attention_objective.h"
+
 #include <cmath>
 #include <limits>
 
@@ -120,6 +122,51 @@ TEST_P(Windows, MixedForwardMatchesEntryByEntry) {
     const at::Tensor got = mixed_attention(f(x.q), {f(k), f(v), f(x.k_exact), f(x.v_exact), c.tiers}, {scale, c.sliding, tile});
     EXPECT_LT(relative(got, want), kTolerance) << tile;
   }
+}
+
+TEST_P(Windows, AttentionLossMatchesDenseRows) {
+  const Case c = GetParam();
+  at::manual_seed(7);
+  const auto f64 = at::TensorOptions(at::kDouble);
+  LayerGeometry layer;
+  layer.n_q_heads = static_cast<int>(c.heads), layer.n_kv_heads = static_cast<int>(c.kv), layer.head_dim = static_cast<int>(c.d), layer.sliding_window = c.sliding;
+  layer.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
+  const at::Tensor k = at::randn({c.n, c.kv, c.d}, f64), v = at::randn({c.n, c.kv, c.d}, f64);
+  Dense x;
+  x.q = at::randn({c.n, c.heads, c.d}, f64);
+  x.k_exact = k + 0.1 * at::randn({c.n, c.kv, c.d}, f64), x.v_exact = v + 0.1 * at::randn({c.n, c.kv, c.d}, f64);
+  x.k_coded = k + 0.5 * at::randn({c.n, c.kv, c.d}, f64), x.v_coded = v + 0.5 * at::randn({c.n, c.kv, c.d}, f64);
+  x.coded = coded_mask(c.n, c.tiers);
+  x.seen = seen_mask(c.n, c.sliding);
+  // Every second row, the first of them standing for three.
+  SampledPositions sampled;
+  for (std::int64_t t = c.tiers.n_sinks; t < c.n; t += 2) sampled.rows.push_back(t), sampled.weight.push_back(sampled.rows.size() == 1 ? 3.0 : 1.0);
+  const AttentionLoss loss = attention_loss(x.q, k, v, {x.k_coded, x.v_coded, x.k_exact, x.v_exact, c.tiers}, layer, sampled);
+
+  Dense exact = x;
+  exact.k_coded = exact.k_exact = k, exact.v_coded = exact.v_exact = v;
+  const at::Tensor o = dense_attention(exact, layer.softmax_scale), o_hat = dense_attention(x, layer.softmax_scale);
+  double error = 0, norm = 0, kl = 0, mass = 0, weight = 0;
+  for (std::size_t i = 0; i < sampled.rows.size(); ++i) {
+    const std::int64_t t = sampled.rows[i];
+    error += sampled.weight[i] * (o[t] - o_hat[t]).square().sum().item<double>(), norm += sampled.weight[i] * o[t].square().sum().item<double>();
+    for (std::int64_t h = 0; h < c.heads; ++h) {
+      const std::int64_t kv = h / (c.heads / c.kv);
+      std::vector<double> s, s_hat;
+      for (std::int64_t j = 0; j <= t; ++j) {
+        if (!x.seen[t][j].item<bool>()) continue;
+        const auto score = [&](const at::Tensor& keys) { return layer.softmax_scale * at::dot(x.q[t][h], keys[j][kv]).item<double>(); };
+        s.push_back(score(k)), s_hat.push_back(x.coded[t][j].item<bool>() ? score(x.k_coded) : score(x.k_exact));
+      }
+      double sum = 0, sum_hat = 0, divergence = 0;
+      for (std::size_t j = 0; j < s.size(); ++j) sum += std::exp(s[j]), sum_hat += std::exp(s_hat[j]);
+      for (std::size_t j = 0; j < s.size(); ++j) divergence += std::exp(s[j]) / sum * (s[j] - std::log(sum) - s_hat[j] + std::log(sum_hat));
+      kl += sampled.weight[i] * divergence, mass += sampled.weight[i] * std::pow(std::log(sum) - std::log(sum_hat), 2), weight += sampled.weight[i];
+    }
+  }
+  EXPECT_NEAR(loss.e_out(), error / norm, 1e-10 * (error / norm) + 1e-15);
+  EXPECT_NEAR(loss.mean_kl(), kl / weight, 1e-9 * (kl / weight) + 1e-12);
+  EXPECT_NEAR(loss.e_mass(), mass / weight, 1e-9 * (mass / weight) + 1e-15);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Windows,

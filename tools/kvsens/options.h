@@ -20,7 +20,7 @@ struct GridOptions {
 struct EvaluateCommand {
   RunOptions run;
   std::vector<std::string> plans;
-  std::string uniform, stats, output = "eval.json", backend = "fake", scale_refresh;
+  std::string uniform, stats, output = "eval.json", backend = "fake", objective = "logits", scale_refresh;
   std::int64_t n_sinks = 4, window = 128, generate = 0, depth = 0;
   bool second_half = false;
 };

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -39,6 +40,22 @@ void print_replies(const sens::EvalResult& result, std::size_t width) {
   }
 }
 
+/// The contenders once more, least output error first.
+void print_attention(const sens::EvalResult& result, std::size_t width) {
+  std::vector<const sens::EvalContender*> order;
+  for (const sens::EvalContender& c : result.contenders) order.push_back(&c);
+  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->attention->e_out.mean < b->attention->e_out.mean; });
+  fmt::print("\nattention on the reference's inputs, mean over layers, least output error first\n");
+  fmt::print("{:<{}}  {:>22}  {:>22}  {:>22}  {:>22}\n", "scheme or plan", width, "E_out ± SE", "E_mass ± SE", "attention KL ± SE", "worst layer's E_out");
+  for (const sens::EvalContender* c : order) {
+    const sens::EvalAttention& a = *c->attention;
+    const auto worst = std::max_element(a.layer_e_out.begin(), a.layer_e_out.end());
+    const auto cell = [](const sens::MeanSe& m) { return fmt::format("{:.3e} ± {:.1e}", m.mean, m.se); };
+    fmt::print("{:<{}}  {:>22}  {:>22}  {:>22}  {:>12.3e} (layer {})\n", to_valid_utf8(c->name), width, cell(a.e_out), cell(a.e_mass), cell(a.kl), *worst,
+               result.model.layers[static_cast<std::size_t>(worst - a.layer_e_out.begin())].index);
+  }
+}
+
 std::string slope_text(const std::optional<sens::MeanSe>& slope) {
   return slope ? fmt::format("  {:>5.2f} ± {:>4.2f}", slope->mean, slope->se) : fmt::format("  {:>12}", "-");
 }
@@ -67,6 +84,7 @@ void print_table(const sens::EvalResult& result, const std::string& output) {
     line(to_valid_utf8(c.name), bits_text(c.effective_bits_2048), bits_text(c.effective_bits_8192), c.total, slope_text(c.kld_slope) + marks(c));
   line("(noise floor)", "", "", result.noise_floor, "");
   if (result.negative_control) line("(negative control)", "", "", result.negative_control->total, "");
+  if (!result.contenders.empty() && result.contenders.front().attention) print_attention(result, width);
   if (result.generation) print_replies(result, width);
   fmt::print("{}\n", to_valid_utf8(output));
 }
@@ -124,6 +142,8 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   if (options.depth > 0 && options.generate == 0) fail(ErrorKind::kUsage, "--depth", "is the length of the prompts of --generate, which is not given");
   if (options.backend != "fake" && options.backend != "kvrt")
     fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake or kvrt", options.backend);
+  if (options.objective != "logits" && options.objective != "attention") fail(ErrorKind::kUsage, "--objective", "is \"{}\", expected logits or attention", options.objective);
+  if (options.objective == "attention" && options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--objective attention", "is measured in place; leave --backend kvrt out");
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
   files.push_back(options.stats);
@@ -149,6 +169,8 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;
   settings.packed = options.backend == "kvrt";
+  settings.attention = options.objective == "attention";
+  settings.seed = static_cast<std::uint64_t>(options.run.seed);
   settings.hidden_memory_bytes = options.run.hidden_mem;
   sens::GenerateOptions generation;
   generation.n_tokens = options.generate;
