@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "libcalib/base/error.h"
+
 namespace calib::quant {
 
 bool can_refresh(const kvrt::Scheme& scheme) {

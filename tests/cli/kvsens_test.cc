@@ -526,6 +526,24 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   EXPECT_LE(artifacts::read_plan(file("t2.json")).summary.measured->kld, artifacts::read_plan(file("t.json")).request.max_kl);
 }
 
+TEST_F(Kvsens, RefineSaysWhetherRaisedRangesPay) {
+  test::write_file(file("scores.txt"), test::txt(6000).substr(3000));
+  test::write_file(file("verify.txt"), "Verification text. " + test::txt(9000).substr(6000));
+  const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
+  for (const auto& [candidates, answer] : {std::pair<std::string, std::string>{"fp8e4m3.head,bf16", "every 64 tokens: mean KL"}, {"int8.token.g,bf16", "nothing to refresh"}}) {
+    ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 32 --candidates " + candidates + " -o " + file("s8.h5")).exit_code, 0);
+    ASSERT_EQ(run("kvplan --sens " + file("s8.h5") + " --budget 12 --context 4096 -o " + file("p8.json")).exit_code, 0);
+    const Outcome o = run("kvsens refine " + model + "--sens " + file("s8.h5") + " --plan " + file("p8.json") + " --data " + file("verify.txt") + " --joint 0 --scale-refresh 64 -o " + file("p8r.json"));
+    ASSERT_EQ(o.exit_code, 0) << o.text;
+    EXPECT_NE(o.text.find(answer), std::string::npos) << o.text;
+    const plan::Plan plan = artifacts::read_plan(file("p8r.json"));
+    ASSERT_FALSE(plan.decision.empty());
+    EXPECT_EQ(plan.decision.back().rule, "scale_refresh");
+    EXPECT_EQ(plan.scale_refresh_tokens == 64, plan.decision.back().text.find("raised every") != std::string::npos) << plan.decision.back().text;
+    EXPECT_EQ(run("kvplan check " + file("p8r.json")).exit_code, 0);
+  }
+}
+
 TEST_F(Kvsens, JointRunsFitThePredictionsOfEveryPlan) {
   test::write_file(file("scores.txt"), test::txt(6000).substr(3000));
   test::write_file(file("verify.txt"), "Verification text. " + test::txt(9000).substr(6000));
