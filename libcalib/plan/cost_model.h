@@ -37,6 +37,9 @@ std::int64_t cache_elements(const std::vector<LayerGeometry>& layers, const Acco
 /// Bytes of one unit's plan constants (means, static scales; fp32): shared by all sequences, no part of effective bits.
 std::int64_t constants_bytes(const kvrt::Scheme& scheme, const LayerGeometry& layer);
 
+/// Bits of codes a channel: those of a code, and less where low rank stores fewer coefficients than channels.
+double channel_bits(const kvrt::Scheme& scheme, int head_dim);
+
 double effective_bits(std::int64_t bytes, std::int64_t elements);
 
 /// Bytes without page padding and ring rounding, both sides (METHODS.md 8): layer_bytes is never below it.

@@ -14,9 +14,8 @@ int run_list(const KvplanOptions& options, const Invocation& call, Progress&) {
   if (all || options.what == "presets") {
     if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}\n", "preset", "K", "V", "sinks", "window");
     for (const quant::Preset& p : quant::presets()) {
-      const std::string reason = quant::missing_part(p);
-      if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}{}\n", p.name, p.k, p.v, p.n_sinks, p.window, reason.empty() ? "" : "  not offered by this version");
-      out["presets"].push_back({{"name", p.name}, {"k", p.k}, {"v", p.v}, {"sinks", p.n_sinks}, {"window", p.window}, {"offered", reason.empty()}});
+      if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}\n", p.name, p.k, p.v, p.n_sinks, p.window);
+      out["presets"].push_back({{"name", p.name}, {"k", p.k}, {"v", p.v}, {"sinks", p.n_sinks}, {"window", p.window}, {"offered", true}});
     }
     for (const quant::NamedOnly& n : quant::presets_by_name_only()) {
       if (!call.json) fmt::print("{:<20}  {}\n", n.name, n.reason);
