@@ -32,7 +32,7 @@ sens::SensResult paying(std::vector<std::int64_t> windows = {128}, const ModelId
   sens::ScoreTable& spent = sens.scores["fisher_vec"];
   for (std::size_t u = 0; u < sens.units.size(); ++u)
     for (std::size_t w = 0; w < windows.size(); ++w) {
-      spent.mean[sens.index(u, kLowRankK + u % 2, w)] = 0.3 * spent.mean[sens.index(u, kInt3, w)];
+      spent.mean[sens.index(u, kLowRankK + u % 2, w)] = 0.2 * spent.mean[sens.index(u, kInt3, w)];
       spent.se[sens.index(u, kLowRankK + u % 2, w)] = 0.02 * spent.mean[sens.index(u, kInt3, w)];
     }
   const double losses[kNumber] = {1e-6, 0.002, 0.2, 1, 1, 8, 0.5, 0.5};
@@ -234,7 +234,9 @@ TEST(LowRankAcceptance, WidthsAreThoseOfAChannel) {
   EXPECT_THAT(verify_plan(plan), testing::IsEmpty());
   ASSERT_EQ(kvrt::to_string(plan.layers[0].v.scheme), "int8.token.g.lowrank24");
   for (const Baseline& b : plan.baselines)
-    if (b.name == "k8v4" || b.name == "edges_8bit") EXPECT_THAT(b.description.substr(0, b.description.find(", the others")), testing::Not(HasSubstr("lowrank"))) << b.name;
+    if (b.name == "k8v4" || b.name == "edges_8bit") {
+      EXPECT_THAT(b.description.substr(0, b.description.find(", the others")), testing::Not(HasSubstr("lowrank"))) << b.name;
+    }
   std::map<std::pair<int, Side>, kvrt::Scheme> top;
   for (const Rung& rung : plan.fallback)
     for (const RungChange& change : rung.changes) top[{change.layer, change.side}] = change.scheme;

