@@ -81,6 +81,9 @@ typedef struct kvrt_unit_view {
   const float* codebook;   /* nuq: [2^bits] ascending */
   const float* ef_u;       /* ef: [H, D (D + 1) / 2] upper triangles by rows, in the order of ef_order */
   const int32_t* ef_order; /* ef: [H, D] channels in the order of feedback */
+  const float* basis_mean; /* lowrank<r>: [H, D] mean row */
+  const float* basis_in;   /* lowrank<r>: [H, D, r], coefficients = (row - basis_mean) basis_in */
+  const float* basis;      /* lowrank<r>: [H, r, D], row = basis_mean + coefficients basis */
 } kvrt_unit_view;
 
 typedef struct kvrt_layer_view {

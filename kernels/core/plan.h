@@ -16,7 +16,7 @@ struct UnitPlan {
   Scheme scheme;
   std::string chan_perm = "natural", block_order;  ///< block_order: empty, half_split or adjacent
   int spread = 0;              ///< N of spread<N>, 0 = natural
-  std::vector<float> mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u;  ///< those of plan_constants.h
+  std::vector<float> mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, basis_mean, basis_in, basis, ef_u;  ///< those of plan_constants.h
   std::vector<std::int32_t> ef_order;
 };
 

@@ -21,7 +21,9 @@ kvrt_unit_view view_of(const UnitPlan& u) {
   v.scheme = u.text.c_str(), v.chan_perm = u.chan_perm.c_str();
   v.block_order = u.block_order.empty() ? nullptr : u.block_order.c_str();
   v.mean = or_null(u.mean), v.smooth = or_null(u.smooth), v.clip_lo = or_null(u.clip_lo), v.clip_hi = or_null(u.clip_hi);
-  v.clip_alpha = or_null(u.clip_alpha), v.codebook = or_null(u.codebook), v.ef_u = or_null(u.ef_u), v.ef_order = or_null(u.ef_order);
+  v.clip_alpha = or_null(u.clip_alpha), v.codebook = or_null(u.codebook);
+  v.basis_mean = or_null(u.basis_mean), v.basis_in = or_null(u.basis_in), v.basis = or_null(u.basis);
+  v.ef_u = or_null(u.ef_u), v.ef_order = or_null(u.ef_order);
   return v;
 }
 

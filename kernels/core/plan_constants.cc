@@ -23,6 +23,11 @@ std::vector<PlanConstant> plan_constants(const Scheme& s, int n_kv_heads, int he
   const bool by_group = s.granularity == Granularity::kToken || s.granularity == Granularity::kChannel;
   if (s.clip && by_group) list.push_back({"clip_alpha", {1, 0}, true, false});
   if (is_nuq) list.push_back({"codebook", {std::int64_t{1} << code_bits(s.format), 0}, false, false});
+  if (s.lowrank) {
+    list.push_back({"basis_mean", {h, d}, false, false});
+    list.push_back({"basis_in", {h, d * s.lowrank}, false, false});
+    list.push_back({"basis", {h, d * s.lowrank}, false, false});
+  }
   if (s.ef) {
     list.push_back({"ef_u", {h, d * (d + 1) / 2}, false, false});
     list.push_back({"ef_order", {h, d}, false, true});

@@ -8,13 +8,16 @@
 
 namespace kvrt {
 
-/// Legend: H KV heads, D head_dim.
+/// Legend: H KV heads, D head_dim, r rank.
 ///   mean      [H, D]        center
 ///   smooth    [H, D]        smooth, > 0
 ///   clip_lo   [1] tensor, [H] head, [H, D] channel.static: lower thresholds of int*, sint*, nuq*
 ///   clip_hi   the same: upper thresholds; fp8 and nvfp4 ([1]): absmax to cover, > 0, and no clip_lo
 ///   clip_alpha [1]         clip over token and channel groups: in (0, 1]; static ranges hold what is left in clip_lo and clip_hi
 ///   codebook  [2^b]         nuq*: ascending entries
+///   basis_mean [H, D]       lowrank: mean row
+///   basis_in  [H, D r]      lowrank: [D, r] a head; coefficients = (row - basis_mean) basis_in
+///   basis     [H, r D]      lowrank: [r, D] a head; row = basis_mean + coefficients basis
 ///   ef_u      [H, D(D+1)/2] ef: upper triangle by rows, in the order of ef_order
 ///   ef_order  [H, D]        ef: channels in the order of feedback, integers
 struct PlanConstant {

@@ -287,7 +287,9 @@ void PlanReader::read_unit(const Node& node, CacheSide side, const kvrt_layer_vi
   view->scheme = storage->scheme.c_str();
   view->mean = storage->values("mean"), view->smooth = storage->values("smooth");
   view->clip_lo = storage->values("clip_lo"), view->clip_hi = storage->values("clip_hi");
-  view->clip_alpha = storage->values("clip_alpha"), view->codebook = storage->values("codebook"), view->ef_u = storage->values("ef_u");
+  view->clip_alpha = storage->values("clip_alpha"), view->codebook = storage->values("codebook");
+  view->basis_mean = storage->values("basis_mean"), view->basis_in = storage->values("basis_in"), view->basis = storage->values("basis");
+  view->ef_u = storage->values("ef_u");
   view->ef_order = storage->ef_order.empty() ? nullptr : storage->ef_order.data();
 }
 

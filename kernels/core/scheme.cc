@@ -241,6 +241,11 @@ std::string group_sizes(int width) {
   return sizes.empty() ? std::to_string(width) : join_sizes(sizes);
 }
 
+std::string before_rope(Scheme s) {
+  s.pre = true;
+  return to_string(s);
+}
+
 int block_width(Format f) { return f == Format::kNvfp4 ? 16 : 32; }
 
 std::string check_hadamard(const Scheme& s, int head_dim) {
@@ -355,6 +360,9 @@ std::string check_shape(const Scheme& s, int head_dim, bool is_key) {
   if (!is_key && (s.pre || s.smooth || s.pair)) {
     return std::string("'") + (s.pre ? "pre" : s.smooth ? "smooth" : "pair") + "' is for keys only: values carry no RoPE and meet no query";
   }
+  if (s.lowrank && is_key && !s.pre) {
+    return "lowrank" + std::to_string(s.lowrank) + " on keys needs 'pre': RoPE turns keys out of any small basis; use " + before_rope(s);
+  }
   if (s.lowrank > head_dim) return "lowrank" + std::to_string(s.lowrank) + " is wider than " + dim + "; use a rank of at most " + std::to_string(head_dim);
   const int width = s.lowrank ? s.lowrank : head_dim;
   if (s.granularity == Granularity::kToken && s.group != 0 && width % s.group != 0) {
@@ -372,7 +380,9 @@ std::string check_shape(const Scheme& s, int head_dim, bool is_key) {
 }
 
 std::string check_implemented(const Scheme& s) {
-  if (s.lowrank > 0) return "modifier 'lowrank" + std::to_string(s.lowrank) + "' is not offered by this build; offered are pre center smooth had clip out<p> pair ef";
+  if (s.lowrank > 0) {
+    return "modifier 'lowrank" + std::to_string(s.lowrank) + "' is not offered by this build, which can only score it; a cache takes pre center smooth had clip out<p> pair ef";
+  }
   return "";
 }
 

@@ -56,7 +56,8 @@ std::string to_string(const Scheme& scheme);
 /// that would work (e.g. "token.g64 does not divide head_dim 96; use 32, 48 or 96").
 std::string check_shape(const Scheme& scheme, int head_dim, bool is_key);
 
-/// Empty if this build can encode and decode the scheme; else a sentence naming the part that is not offered yet.
+/// Empty if this build keeps a cache in the scheme (append, decode, gather); else a sentence naming the part that is not offered yet.
+/// fake_quant takes all schemes.
 std::string check_implemented(const Scheme& scheme);
 
 int code_bits(Format format) noexcept;               ///< 16, 8, 5, 4, 3, 2

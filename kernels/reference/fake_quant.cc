@@ -13,7 +13,7 @@ Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counte
   FakeQuantCounters ignored;
   FakeQuantCounters* const count = counters ? counters : &ignored;
   const bool by_channel = job.scheme.granularity == Granularity::kChannel;
-  const int page_tokens = job.page_tokens, d = job.head_dim;
+  const int page_tokens = job.page_tokens, d = job.head_dim, width = job.width;
   PageCodec codec = page_codec_of(job, page_tokens);
   // 4 bytes a code and 4 a parameter bound every format; slots nobody writes keep 0xFF.
   std::vector<std::uint8_t> block(static_cast<std::size_t>(page_tokens) * static_cast<std::size_t>(d + 32) * 8, 0xFF);
@@ -30,14 +30,14 @@ Status fake_quant_reference(const FakeQuantArgs& args, FakeQuantCounters* counte
     }
     for (std::int64_t first = 0; first < job.n_tokens; first += page_tokens) {
       const int n = static_cast<int>(std::min<std::int64_t>(page_tokens, job.n_tokens - first));
-      for (int t = 0; t < n; ++t) to_frame(job, head, job.x + (first + t) * job.x_stride + head * d, &rows[static_cast<std::size_t>(t) * d], count);
-      for (int t = 0; t < n && !by_channel; ++t) encode_row(codec, &rows[static_cast<std::size_t>(t) * d], t, block.data(), count);
+      for (int t = 0; t < n; ++t) to_frame(job, head, job.x + (first + t) * job.x_stride + head * d, &rows[static_cast<std::size_t>(t) * width], count);
+      for (int t = 0; t < n && !by_channel; ++t) encode_row(codec, &rows[static_cast<std::size_t>(t) * width], t, block.data(), count);
       for (int t = 0; t < n && by_channel; t += job.group) {
-        encode_channel_group(codec, &rows[static_cast<std::size_t>(t) * d], d, t / job.group, block.data(), count);
+        encode_channel_group(codec, &rows[static_cast<std::size_t>(t) * width], width, t / job.group, block.data(), count);
       }
       for (int t = 0; t < n; ++t) {
-        decode_row(codec, block.data(), t, &rows[static_cast<std::size_t>(t) * d]);
-        from_frame(job, head, &rows[static_cast<std::size_t>(t) * d], job.out + (first + t) * job.out_stride + head * d);
+        decode_row(codec, block.data(), t, &rows[static_cast<std::size_t>(t) * width]);
+        from_frame(job, head, &rows[static_cast<std::size_t>(t) * width], job.out + (first + t) * job.out_stride + head * d);
       }
     }
   }

@@ -135,7 +135,7 @@ static void encode_rows(const FakeQuantJob& job, const StaticGrids& grids, const
   run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size, run.lanes = scratch + 3 * size;
   run.ranged = run.rows;
   if (job.ef_u) run.ef_u = job.ef_u + head * (d * (d + 1) / 2), run.ef_order = job.ef_order + head * d;
-  for (int t = 0; t < n; ++t) to_frame(&run, head, x + t * d, run.rows + t * d);
+  for (int t = 0; t < n; ++t) to_frame(&run, head, x + t * d, run.rows + t * d, nullptr);
   std::uint16_t picks[kMaxGroupOutliers];
   float rests[kMaxGroupOutliers];
   if (job.scheme.outlier_per_mille > 0) pick_outliers(&run, slot, picks, rests);

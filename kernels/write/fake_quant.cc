@@ -133,6 +133,20 @@ Status check_constants(const FakeQuantArgs& a) {
       if (!f32_is_finite(a.smooth[i]) || !(a.smooth[i] > 0)) return bad_argument(s, "smooth[" + std::to_string(i) + "] must be finite and positive");
     }
   }
+  if (s.lowrank) {
+    const std::int64_t n_basis = values * s.lowrank;
+    const std::string d = "head_dim", r = std::to_string(s.lowrank);
+    const struct {
+      const char* name;
+      const float* given;
+      std::int64_t n;
+      std::string shape;
+    } arrays[] = {{"basis_mean", a.basis_mean, values, d}, {"basis_in", a.basis_in, n_basis, d + ", " + r}, {"basis", a.basis, n_basis, r + ", " + d}};
+    for (const auto& array : arrays) {
+      if (!array.given) return bad_argument(s, std::string(array.name) + " is missing; expected [n_heads, " + array.shape + "] floats");
+      if (!all_finite(array.given, array.n)) return bad_argument(s, std::string(array.name) + " holds a value that is not finite");
+    }
+  }
   if (Status status = check_thresholds(a); !status.ok()) return status;
   if (is_nuq(s.format)) {
     const int size = 1 << code_bits(s.format);
@@ -162,7 +176,7 @@ StaticGrids static_grids(const FakeQuantJob& job, int head) {
 }
 
 PageCodec page_codec_of(const FakeQuantJob& job, int page_tokens) {
-  PageCodec codec = make_page_codec(job.scheme, job.bits, job.head_dim, page_tokens);
+  PageCodec codec = make_page_codec(job.scheme, job.bits, job.width, page_tokens);
   codec.codebook = job.codebook;
   codec.clip_alpha = job.clip_alpha;
   codec.rotary_dim = job.rotary_dim, codec.interleaved = job.interleaved;
@@ -173,7 +187,6 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
   const Scheme& s = a.scheme;
   if (a.n_tokens < 0 || a.n_heads < 1) return bad_argument(s, "n_tokens must be >= 0 and n_heads >= 1");
   if (const std::string text = check_shape(s, a.head_dim, a.is_key); !text.empty()) return bad_argument(s, text);
-  if (const std::string text = check_implemented(s); !text.empty()) return Status(Code::kUnsupported, "fake_quant " + to_string(s) + ": " + text);
   if (a.n_tokens > 0 && (!a.x || !a.out)) return bad_argument(s, "x or out is null");
   const std::int64_t dense = static_cast<std::int64_t>(a.n_heads) * a.head_dim;
   job->x_stride = a.x_token_stride ? a.x_token_stride : dense;
@@ -191,13 +204,15 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
 
   job->scheme = s;
   job->bits = code_bits(s.format);
-  job->group = is_fp4(s.format) ? fp4_block(s.format) : s.granularity == Granularity::kToken && s.group == 0 ? a.head_dim : s.group;
+  job->width = s.lowrank ? s.lowrank : a.head_dim;
+  job->group = is_fp4(s.format) ? fp4_block(s.format) : s.granularity == Granularity::kToken && s.group == 0 ? job->width : s.group;
   job->n_heads = a.n_heads, job->head_dim = a.head_dim, job->n_tokens = a.n_tokens;
   job->x = a.x, job->out = a.out;
   job->round_input_to_bf16 = a.round_input_to_bf16;
   job->block_order = a.block_order;
-  job->mean = s.center ? a.mean : nullptr;
+  job->mean = s.center ? a.mean : s.lowrank ? a.basis_mean : nullptr;
   job->smooth = s.smooth ? a.smooth : nullptr;
+  if (s.lowrank) job->basis_in = a.basis_in, job->basis = a.basis;
   set_ranges(a, job);
   if (is_lm(s.format)) job->codebook = lloyd_max_codebook(s.format);
   if (is_nuq(s.format)) job->codebook = codebook_of_entries(a.codebook, 1 << code_bits(s.format));

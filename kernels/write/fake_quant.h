@@ -35,6 +35,9 @@ struct FakeQuantArgs {
   bool interleaved = false;        ///< pair: pairs (2i, 2i + 1), else (i, i + rotary_dim / 2)
   const float* ef_u = nullptr;     ///< ef: [H, D(D+1)/2] upper triangle by rows, in the order of ef_order; diagonal > 0
   const std::int32_t* ef_order = nullptr;  ///< ef: [H, D] channels in the order of feedback
+  const float* basis_mean = nullptr;  ///< lowrank: [H, D] mean row
+  const float* basis_in = nullptr;    ///< lowrank: [H, D, r]; coefficients = (x - mean) basis_in
+  const float* basis = nullptr;       ///< lowrank: [H, r, D]; x = mean + coefficients basis
 
   /// Optional parallel loop over independent pieces; result does not depend on it. Null = serial.
   const std::function<void(std::int64_t n, const std::function<void(std::int64_t)>&)>* parallel_for = nullptr;
@@ -43,8 +46,8 @@ struct FakeQuantArgs {
 /// What an encoder meets and survives: non_finite, saturated, floored.
 using FakeQuantCounters = EncodeCounters;
 
-/// Requires: pointers valid for the shapes above. The output is in the model's own coordinates (center, smooth and had undone).
-/// Exact: equals write-page-then-read-page bit for bit.
+/// Requires: pointers valid for the shapes above. The output is in the model's own coordinates (center, smooth, had and lowrank undone).
+/// Exact: equals write-page-then-read-page bit for bit. Takes every scheme of the grammar, lowrank too, which no page holds.
 Status fake_quant(const FakeQuantArgs& args, FakeQuantCounters* counters = nullptr);
 
 /// The same through the plain scalar page codecs, one value at a time: the oracle of the fast path.

@@ -14,13 +14,16 @@ namespace kvrt {
 struct FakeQuantJob {
   Scheme scheme;
   int bits = 16, group = 0, n_heads = 0, head_dim = 0;  ///< group: N, resolved
+  int width = 0;                         ///< values that a row stores: head_dim, or the rank
   std::int64_t n_tokens = 0, x_stride = 0, out_stride = 0;
   const float* x = nullptr;
   float* out = nullptr;
   bool round_input_to_bf16 = false;
   const std::int32_t* block_order = nullptr;
-  const float* mean = nullptr;
+  const float* mean = nullptr;           ///< of center or lowrank
   const float* smooth = nullptr;
+  const float* basis_in = nullptr;       ///< lowrank
+  const float* basis = nullptr;
   Codebook codebook;                     ///< nuq, lm
   float clip_alpha = 1.0f;               ///< 1 = none
   int rotary_dim = 0;
@@ -54,9 +57,10 @@ inline int rows_per_run(const FakeQuantJob& job) { return job.scheme.granularity
 constexpr int kMaxLanes = 16;
 /// Floats of scratch that a vector path needs: rows, two arrays for the parameters of their groups; with ef one vector of tokens, what is
 /// left of each channel, its grid and its outliers; with outliers the rows that ranges are taken from; lm and ef: the rows beside their codes.
+/// lowrank: a whole row before all.
 inline std::int64_t scratch_floats(const FakeQuantJob& job) {
   const std::int64_t arrays = job.scheme.outlier_per_mille > 0 || is_lm(job.scheme.format) || job.scheme.ef ? 4 : 3;
-  return (arrays * rows_per_run(job) + (job.ef_u ? 4 * kMaxLanes : 0)) * job.head_dim + 64;
+  return (arrays * rows_per_run(job) + (job.ef_u ? 4 * kMaxLanes : 0) + (job.basis ? 1 : 0)) * job.head_dim + 64;
 }
 
 /// Checks the call and resolves it. Codes: kArgument naming the argument, kUnsupported naming the part of the scheme.

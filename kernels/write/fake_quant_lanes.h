@@ -11,10 +11,32 @@
 namespace kvrt {
 namespace {
 
-/// x of one token and head -> the encoder's input, in a scratch row.
-static void to_frame(Run* run, int head, const float* x, float* row) {
+/// low_rank_product(): every output adds in the order of its inputs.
+static void low_rank_product_lanes(const float* matrix, int n_in, int n_out, const float* x, float* out) {
+  constexpr int kVectors = 4, kBlock = kVectors * kLanes;
+  int begin = 0;
+  for (; begin + kBlock <= n_out; begin += kBlock) {
+    F sums[kVectors] = {};
+    for (int i = 0; i < n_in; ++i) {
+      const float* const row = matrix + static_cast<std::int64_t>(i) * n_out + begin;
+      for (int v = 0; v < kVectors; ++v) sums[v] = sums[v] + splat<F>(x[i]) * load<F>(row + v * kLanes);
+    }
+    for (int v = 0; v < kVectors; ++v) store(out + begin + v * kLanes, sums[v]);
+  }
+  for_lanes(n_out - begin, [&](auto tag, int o) {
+    using V = decltype(tag);
+    V sum = {};
+    for (int i = 0; i < n_in; ++i) sum = sum + splat<V>(x[i]) * load<V>(matrix + static_cast<std::int64_t>(i) * n_out + begin + o);
+    store(out + begin + o, sum);
+  });
+}
+
+/// x of one token and head -> the encoder's input, in a scratch row. wide: lowrank, [D].
+static void to_frame(Run* run, int head, const float* x, float* row, float* wide) {
   const FakeQuantJob& job = *run->job;
-  const int d = run->d;
+  const int d = job.head_dim;
+  float* const y = row;
+  if (job.basis_in) row = wide;
   const float* mean = job.mean ? job.mean + static_cast<std::int64_t>(head) * d : nullptr;
   const float* smooth = job.smooth ? job.smooth + static_cast<std::int64_t>(head) * d : nullptr;
   if (job.block_order) {
@@ -30,18 +52,23 @@ static void to_frame(Run* run, int head, const float* x, float* row) {
     store(row + i, v);
   });
   if (job.had.size) rotate_row(job, job.paley, row, d);
+  if (job.basis_in) low_rank_product_lanes(job.basis_in + std::int64_t{head} * d * job.width, d, job.width, row, y);
   if (!mean && !smooth && !job.had.size) return;
-  for_lanes(d, [&](auto tag, int i) {  // what was done may have left the range of fp32
+  for_lanes(job.width, [&](auto tag, int i) {  // what was done may have left the range of fp32
     using V = decltype(tag);
-    store(row + i, finite_or_zero_lanes<V>(load<V>(row + i), &run->counts));
+    store(y + i, finite_or_zero_lanes<V>(load<V>(y + i), &run->counts));
   });
 }
 
 /// Decoded values in a scratch row -> the model's own coordinates.
 static void from_frame(Run* run, int head, float* row, float* out) {
   const FakeQuantJob& job = *run->job;
-  const int d = run->d;
+  const int d = job.head_dim;
   if (job.had.size) rotate_row(job, job.paley_transposed, row, d);
+  if (job.basis) {
+    low_rank_product_lanes(job.basis + std::int64_t{head} * d * job.width, job.width, d, row, out);
+    row = out;
+  }
   const float* mean = job.mean ? job.mean + static_cast<std::int64_t>(head) * d : nullptr;
   const float* smooth = job.smooth ? job.smooth + static_cast<std::int64_t>(head) * d : nullptr;
   float* const target = job.block_order ? row : out;
@@ -96,18 +123,20 @@ static void fake_quant_run(const FakeQuantJob& job, const StaticGrids& grids, in
   Run run{};
   run.job = &job;
   run.grids = grids;
-  run.n = n, run.d = job.head_dim;
-  const std::int64_t d = job.head_dim, size = n * d;
+  run.n = n, run.d = job.width;
+  const std::int64_t d = job.head_dim, width = job.width, size = n * width;
+  float* const wide = scratch;
+  if (job.basis) scratch += d;
   run.rows = scratch, run.lo = scratch + size, run.scale = scratch + 2 * size, run.lanes = scratch + 3 * size;
   run.ranged = run.rows;
   if (job.ef_u) run.ef_u = job.ef_u + head * (d * (d + 1) / 2), run.ef_order = job.ef_order + head * d;
-  for (int t = 0; t < n; ++t) to_frame(&run, head, job.x + (first + t) * job.x_stride + head * d, scratch + t * d);
+  for (int t = 0; t < n; ++t) to_frame(&run, head, job.x + (first + t) * job.x_stride + head * d, scratch + t * width, wide);
   std::uint16_t picks[kMaxGroupOutliers];
   float rests[kMaxGroupOutliers];
   if (job.scheme.outlier_per_mille > 0) pick_outliers(&run, first, picks, rests);
   round_trip(&run);
   restore_outliers(&run);
-  for (int t = 0; t < n; ++t) from_frame(&run, head, scratch + t * d, job.out + (first + t) * job.out_stride + head * d);
+  for (int t = 0; t < n; ++t) from_frame(&run, head, scratch + t * width, job.out + (first + t) * job.out_stride + head * d);
   counters->non_finite += run.counts.non_finite.total();
   counters->saturated += run.counts.saturated.total();
   counters->floored += run.counts.floored.total();

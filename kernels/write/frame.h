@@ -1,9 +1,11 @@
 #pragma once
 // Between a row in the unit's frame (model channels, after or before RoPE) and the row that the page codec stores: non-finite to 0,
-// bf16 rounding, llama.cpp's channel order, center, smooth, had, in this order (KERNELS.md 4.1).
+// bf16 rounding, llama.cpp's channel order, center, smooth, had or lowrank, in this order (KERNELS.md 4.1).
 
 #include <cstdint>
+#include <vector>
 
+#include "kernels/codec/low_rank.h"
 #include "kernels/codec/page_codec.h"
 #include "kernels/write/fake_quant_job.h"
 
@@ -28,14 +30,23 @@ KVRT_HOST_DEVICE inline float unframed_value(const Constants& job, int head, con
   return job.mean ? v + job.mean[head * n + d] : v;
 }
 
-/// x of one head, [D] -> the encoder's input y, [D].
+/// x of one head, [D] -> the encoder's input y, [job.width].
 inline void to_frame(const FakeQuantJob& job, int head, const float* x, float* y, EncodeCounters* counters) {
+  if (job.basis_in) {
+    std::vector<float> row(static_cast<std::size_t>(job.head_dim));
+    for (int p = 0; p < job.head_dim; ++p) row[static_cast<std::size_t>(p)] = frame_value(job, head, x, p, counters);
+    return low_rank_product(job.basis_in + std::int64_t{head} * job.head_dim * job.width, job.head_dim, job.width, row.data(), y);
+  }
   for (int p = 0; p < job.head_dim; ++p) y[p] = frame_value(job, head, x, p, counters);
   if (job.had.size) hadamard_rotate(job.had, y, job.head_dim, false);
 }
 
-/// Decoded values y, [D], which are overwritten -> the model's own coordinates, [D]. out may not overlap y.
+/// Decoded values y, [job.width], which are overwritten -> the model's own coordinates, [D]. out may not overlap y.
 inline void from_frame(const FakeQuantJob& job, int head, float* y, float* out) {
+  if (job.basis) {
+    low_rank_product(job.basis + std::int64_t{head} * job.head_dim * job.width, job.width, job.head_dim, y, out);
+    y = out;
+  }
   if (job.had.size) hadamard_rotate(job.had, y, job.head_dim, true);
   for (int p = 0; p < job.head_dim; ++p) {
     int d;

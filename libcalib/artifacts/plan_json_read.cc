@@ -281,7 +281,7 @@ void Reader::read_layers() {
     keep_unknown(v.path() + "/k", {"scheme", "bits", "group", "frame", "rotation", "chan_perm", "block_order", "params", "why"}, kept + "/k");
     keep_unknown(v.path() + "/v", {"scheme", "bits", "group", "rotation", "chan_perm", "params", "why"}, kept + "/v");
     for (const char* side : {"/k", "/v"})
-      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "clip_alpha", "codebook", "ef_u", "ef_order", "scale"}, kept + side + "/params");
+      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "clip_alpha", "codebook", "basis_mean", "basis_in", "basis", "ef_u", "ef_order", "scale"}, kept + side + "/params");
   }
 }
 

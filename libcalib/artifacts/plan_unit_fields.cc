@@ -41,7 +41,7 @@ std::vector<UnitArray> unit_arrays(const plan::UnitPlan& unit, Side side, const 
 
 std::int64_t group_size(const kvrt::Scheme& scheme, const LayerGeometry& layer) {
   switch (scheme.granularity) {
-    case kvrt::Granularity::kToken: return scheme.group > 0 ? scheme.group : layer.head_dim;
+    case kvrt::Granularity::kToken: return scheme.group > 0 ? scheme.group : scheme.lowrank > 0 ? scheme.lowrank : layer.head_dim;
     case kvrt::Granularity::kChannel: return scheme.group;
     case kvrt::Granularity::kBuiltIn: return scheme.format == kvrt::Format::kNvfp4 ? 16 : 32;
     default: return 0;

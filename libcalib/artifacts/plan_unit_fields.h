@@ -29,7 +29,7 @@ std::string array_name(int layer, Side side, const std::string& what);
 /// layers.3.saliency.a
 std::string saliency_array_name(int layer, const std::string& what);
 
-/// Channels (token groups, blocks) or tokens (channel groups) that share a range; 0 if none do.
+/// Channels or coefficients (token groups), channels (blocks) or tokens (channel groups) that share a range; 0 if none do.
 std::int64_t group_size(const kvrt::Scheme& scheme, const LayerGeometry& layer);
 
 /// null, or {kind: hadamard, size, base, power}: blocks of `size` = base * power channels are turned together.

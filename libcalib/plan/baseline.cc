@@ -16,6 +16,10 @@ constexpr std::size_t kEdgeLayers = 2;
 
 using SchemeFilter = std::function<bool(const kvrt::Scheme&)>;
 
+SchemeFilter plain_of_bits(int bits) {
+  return [bits](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == bits && s.lowrank == 0; };
+}
+
 /// One pair for a set of layers; those that the restrictions skip stay in bf16.
 struct Pair {
   std::size_t k = 0, v = 0, tier_class = 0;
@@ -91,7 +95,7 @@ class Builder {
     if (c_.n_layers() <= 2 * kEdgeLayers || c_.restrictions().one_pair) return;
     std::vector<std::size_t> edge, inner;
     for (const std::size_t l : all_) (l < kEdgeLayers || l + kEdgeLayers >= c_.n_layers() ? edge : inner).push_back(l);
-    const SchemeFilter eight = [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 8; };
+    const SchemeFilter eight = plain_of_bits(8);
     std::optional<Baseline> best;
     for (const std::size_t w : plain_) {
       const std::vector<Pair> inner_pairs = undominated_pairs(pairs_over(c_, inner, w, {}, {}));
@@ -194,8 +198,7 @@ std::vector<Baseline> baselines(const Candidates& candidates, std::int64_t limit
   const SchemeFilter data_free = [](const kvrt::Scheme& s) { return !kvrt::needs_calibration(s); };
   builder.uniform("uniform", "best uniform pair", {}, {});
   builder.uniform("data_free_uniform", "best uniform pair without calibrated constants", data_free, data_free);
-  builder.uniform("k8v4", "K at 8 bits, V at 4", [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 8; },
-                  [](const kvrt::Scheme& s) { return kvrt::code_bits(s.format) == 4; });
+  builder.uniform("k8v4", "K at 8 bits, V at 4", plain_of_bits(8), plain_of_bits(4));
   builder.edges_at_8_bits();
   builder.random_plans(seed);
   builder.data_free_plan();

@@ -32,8 +32,8 @@ std::string choose_metric(const sens::SensResult& sens, const std::string& asked
 }
 
 /// K base width that wide query groups keep (METHODS.md 8, GQA-conservative margin).
-bool below_wide_group_floor(const kvrt::Scheme& scheme) {
-  const int bits = kvrt::code_bits(scheme.format);
+bool below_wide_group_floor(const kvrt::Scheme& scheme, int head_dim) {
+  const double bits = channel_bits(scheme, head_dim);
   const bool channel = scheme.granularity == kvrt::Granularity::kChannel || scheme.granularity == kvrt::Granularity::kChannelStatic;
   return bits < (channel ? 3 : 4);
 }
@@ -100,7 +100,7 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
       for (std::size_t w = 0; w < sens.windows.size(); ++w)
         if (!std::isfinite(table_->mean[sens.index(unit_of_[i], s, w)]))
           not_finite.push_back(fmt::format("layer {} {} {} {}", layer.index, side_name(side), sens.schemes[s], class_text(w)));
-      if (side == Side::kK && wide && below_wide_group_floor(schemes_[s])) {
+      if (side == Side::kK && wide && below_wide_group_floor(schemes_[s], layer.head_dim)) {
         if (std::find(held_back.begin(), held_back.end(), sens.schemes[s]) == held_back.end()) held_back.push_back(sens.schemes[s]);
         continue;
       }
@@ -119,8 +119,11 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
   if (fit_ && !fit_->reliable())
     log.warning(fmt::format("predictions are unreliable: {} joint runs give a slope of {:.2f} and a rank correlation of {:.2f}; measure the plan (kvsens refine)", fit_->n_runs,
                             fit_->slope, fit_->spearman));
-  restrict(log);
   count_bytes();
+  for (const char* metric : {"attn_out", "attn_kl"})
+    if (const auto entry = sens.scores.find(metric); entry != sens.scores.end()) check_sizes(sens, entry->second, metric);
+  judge_low_rank(log);
+  restrict(log);
 }
 
 /// The slope between what the joint runs of sens.h5 lost and what this metric's sums predict.
@@ -182,9 +185,11 @@ void Candidates::restrict(const LogSink& log) {
         const auto same = [&](const auto& e) { return e.first == s && e.second == why; };
         if (!skipped_[l] && std::none_of(excluded_.begin(), excluded_.end(), same)) excluded_.emplace_back(s, why);
       }
-      if (n_left == 0)
-        fail(ErrorKind::kInfeasible, unit_name({layers[l].index, side}), "no candidate scheme is left ({}); allow more, or score more with kvsens --candidates{}",
-             last.empty() ? "none was scored" : last, skipped_[l] ? " default,bf16" : "");
+      if (n_left > 0) continue;
+      for (const LowRankVerdict& v : low_rank_)
+        if (v.layer == l && v.side == side && !v.accepted) last += (last.empty() ? "" : "; ") + v.text;
+      fail(ErrorKind::kInfeasible, unit_name({layers[l].index, side}), "no candidate scheme is left ({}); allow more, or score more with kvsens --candidates{}",
+           last.empty() ? "none was scored" : last, skipped_[l] ? " default,bf16" : "");
     }
   for (const auto& [scheme, why] : excluded_)
     if (!missing_on_arch(r.arch, schemes_[scheme].format).empty()) log.note(fmt::format("{}: left out, {}", sens_.schemes[scheme], why));

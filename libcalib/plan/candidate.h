@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libcalib/base/error.h"
@@ -27,6 +28,17 @@ struct LayerOption {
 struct LayerGroup {
   std::vector<std::size_t> layers;  ///< positions in the model
   std::vector<LayerOption> options;
+};
+
+/// Whether a low-rank scheme may be chosen for a unit (METHODS.md 5.6): only where, at equal or fewer bytes, attn_out (keys: attn_kl too) of
+/// text that it was not fitted on is lower than that of the best plain scheme by more than 2 SE, in every window.
+struct LowRankVerdict {
+  std::size_t layer = 0;  ///< position in the model
+  Side side = Side::kK;
+  std::size_t scheme = 0;
+  bool accepted = false;
+  std::string text;       ///< one sentence, with the scheme
+  std::vector<std::pair<std::string, double>> numbers;
 };
 
 /// Everything the search needs of sens.h5, checked once.
@@ -71,6 +83,10 @@ class Candidates {
   bool skipped(std::size_t layer) const { return skipped_[layer] != 0; }
   /// Schemes that a restriction took away from some unit, by index, each with the rule; for reports.
   const std::vector<std::pair<std::size_t, std::string>>& excluded() const { return excluded_; }
+  /// One for each low-rank scheme of each unit; those that are not accepted are not allowed.
+  const std::vector<LowRankVerdict>& low_rank() const { return low_rank_; }
+  /// How many were accepted, and why the first one was not.
+  std::string low_rank_summary() const;
 
   bool allowed(std::size_t layer, Side side, std::size_t scheme) const;
   /// Position of a layer's side among the units of sens.h5.
@@ -90,6 +106,8 @@ class Candidates {
   void fit_predictions();
   std::size_t cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class, std::size_t exit_class) const;
   void restrict(const LogSink& log);
+  void judge_low_rank(const LogSink& log);
+  std::string low_rank_objection(std::size_t layer, Side side, std::size_t scheme, std::size_t window, const std::string& metric, LowRankVerdict& verdict) const;
   void count_bytes();
   std::vector<std::size_t> side_list(std::size_t layer, Side side, const Filter& filter) const;
   void add_layer_options(std::size_t layer, std::size_t tier_class, const Filter& filter, bool with_constants, std::vector<LayerOption>& out) const;
@@ -108,6 +126,7 @@ class Candidates {
   std::vector<std::uint8_t> allowed_;       ///< [layers, 2, schemes]
   std::vector<std::uint8_t> skipped_;       ///< [layers]
   std::vector<std::pair<std::size_t, std::string>> excluded_;
+  std::vector<LowRankVerdict> low_rank_;
   std::vector<std::size_t> exit_class_;     ///< [schemes]: position of the scheme's exit block in exits_
   std::vector<std::int64_t> exits_;         ///< exit blocks among the candidates, ascending
   std::vector<std::size_t> geometry_of_;    ///< [layers]: first layer with the same geometry

@@ -69,6 +69,11 @@ std::int64_t saliency_bytes(const LayerGeometry& layer) {
   return std::int64_t{layer.n_q_heads} * layer.head_dim * (1 + rank) * static_cast<std::int64_t>(sizeof(float));
 }
 
+double channel_bits(const kvrt::Scheme& scheme, int head_dim) {
+  const int bits = kvrt::code_bits(scheme.format);
+  return scheme.lowrank > 0 ? bits * static_cast<double>(scheme.lowrank) / head_dim : bits;
+}
+
 double effective_bits(std::int64_t bytes, std::int64_t elements) {
   return elements > 0 ? 8.0 * static_cast<double>(bytes) / static_cast<double>(elements) : 0.0;
 }

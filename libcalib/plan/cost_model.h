@@ -48,6 +48,9 @@ std::int64_t constants_bytes(const kvrt::Scheme& scheme, const LayerGeometry& la
 /// Bytes of what a layer with a salient tier ranks tokens by (fp32 factors; quant/saliency_factors.h), likewise shared.
 std::int64_t saliency_bytes(const LayerGeometry& layer);
 
+/// Bits of codes a channel: those of a code, and less where low rank stores fewer coefficients than channels.
+double channel_bits(const kvrt::Scheme& scheme, int head_dim);
+
 double effective_bits(std::int64_t bytes, std::int64_t elements);
 
 /// Bytes without page padding and ring rounding, both sides (METHODS.md 8): layer_bytes is never below it.

@@ -103,6 +103,8 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
   for (const auto& [excluded, why] : c.excluded())
     if (!c.skipped(layer) && c.sens().valid[c.sens().schemes.size() * c.unit(layer, side) + excluded] && !c.allowed(layer, side, excluded) && !missing_on_arch(r.arch, c.scheme(excluded).format).empty())
       reasons.push_back({"restricted", fmt::format("{} left out: {}", c.sens().schemes[excluded], why), {}});
+  for (const LowRankVerdict& v : c.low_rank())
+    if (v.layer == layer && v.side == side) reasons.push_back({"lowrank", v.text, v.numbers});
   for (const bool cheaper : {true, false}) {
     if (tied) break;
     const std::optional<LayerOption> o = neighbour(c, layer, side, found, cheaper);

@@ -13,7 +13,8 @@ namespace calib::plan {
 inline constexpr double kOutlierRatio = 6.0;  ///< a channel this far above the median widens every per-token range by that factor
 
 /// Reasons of one unit of a searched plan. Rules: `score`, `cheaper`, `dearer` (best neighbours in bytes, the other side fixed),
-/// `price` (the score that a byte was worth), `tier` (what the layer's salient tier costs and saves, or why it has none), `restricted` (what the target took away, or why the unit is tied), and those of
+/// `price` (the score that a byte was worth), `tier` (what the layer's salient tier costs and saves, or why it has none), `restricted` (what the
+/// target took away, or why the unit is tied), `lowrank` (whether a basis beat the best plain scheme of the unit), and those of
 /// evidence_reasons. `evidence` may be null.
 std::vector<Reason> decision_reasons(const Candidates& candidates, std::size_t layer, Side side, const Found& found,
                                      const quant::UnitEvidence* evidence);

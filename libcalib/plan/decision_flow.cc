@@ -154,7 +154,7 @@ std::optional<Reason> continuous_step(const Candidates& c, const Found& found) {
     for (const Side side : {Side::kK, Side::kV}) {
       std::map<int, double> best;  // 8 bits and more lie on the floor of the exact tokens, off the curve
       for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
-        if (!c.allowed(l, side, s) || !narrow(c.scheme(s))) continue;
+        if (!c.allowed(l, side, s) || !narrow(c.scheme(s)) || c.scheme(s).lowrank > 0) continue;
         const double score = c.score(l, side, s, found.choice[l].tier_class);
         const auto [at, fresh] = best.emplace(kvrt::code_bits(c.scheme(s).format), score);
         if (!fresh) at->second = std::min(at->second, score);
@@ -291,6 +291,15 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
   if (ask.among_candidates(ef, false)) {
     Reason step{"feedback", fmt::format("error feedback in {} of {} layers' keys", ask.count(ef, true), n), {}};
     if (ask.count(ef, true) > 0) ask.ask("none", no_ef, false, step);
+    steps.push_back(std::move(step));
+  }
+  if (!c.low_rank().empty()) {
+    const SchemeTest low_rank = [](const kvrt::Scheme& s) { return s.lowrank > 0; }, full_rank = [](const kvrt::Scheme& s) { return s.lowrank == 0; };
+    Reason step{"lowrank", fmt::format("a basis in {} of {} units; {}", ask.count(low_rank, false), 2 * n, c.low_rank_summary()), {}};
+    for (const bool accepted : {true, false})
+      step.numbers.emplace_back(accepted ? "accepted" : "left out",
+                                static_cast<double>(std::count_if(c.low_rank().begin(), c.low_rank().end(), [&](const LowRankVerdict& v) { return v.accepted == accepted; })));
+    if (ask.count(low_rank, false) > 0) ask.ask("none", full_rank, false, step);
     steps.push_back(std::move(step));
   }
   steps.push_back(window_step(c, found, ask, window_per_layer));

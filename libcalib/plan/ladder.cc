@@ -7,7 +7,7 @@
 namespace calib::plan {
 namespace {
 
-constexpr int kTopBits = 8;
+constexpr double kTopBits = 8;
 
 /// Units that rise together: one, both sides of a layer (`same_kv`), one side of all layers (`one_pair`), or everything.
 struct Tie {
@@ -21,7 +21,9 @@ struct Raise {
   double price = 0;  ///< score saved per byte
 };
 
-int bits_of(const Candidates& c, std::size_t scheme) { return kvrt::code_bits(c.scheme(scheme).format); }
+double bits_of(const Candidates& c, std::size_t layer, std::size_t scheme) { return channel_bits(c.scheme(scheme), c.sens().model.layers[layer].head_dim); }
+/// Of a scheme that needs no constants: the same in every layer.
+double bits_of(const Candidates& c, std::size_t scheme) { return kvrt::code_bits(c.scheme(scheme).format); }
 
 std::vector<Tie> ties_of(const Candidates& c) {
   std::vector<Tie> ties;
@@ -58,17 +60,17 @@ LayerOption raised(const Candidates& c, const LayerOption& now, const Tie& tie, 
 /// Best raise of one tie; empty if it is at the top or nothing wider is offered.
 std::optional<Raise> best_raise(const Candidates& c, const std::vector<LayerOption>& now, const std::vector<Tie>& ties, std::size_t t) {
   const Tie& tie = ties[t];
-  int current = kTopBits;
+  double current = kTopBits;
   for (const std::size_t l : tie.layers) {
-    if (tie.k) current = std::min(current, bits_of(c, now[l].k));
-    if (tie.v) current = std::min(current, bits_of(c, now[l].v));
+    if (tie.k) current = std::min(current, bits_of(c, l, now[l].k));
+    if (tie.v) current = std::min(current, bits_of(c, l, now[l].v));
   }
   if (current >= kTopBits) return std::nullopt;
   bool has_eight = false;
   for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) has_eight = has_eight || (bits_of(c, s) == kTopBits && usable(c, tie, s));
   std::optional<Raise> best;
   for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
-    const int bits = bits_of(c, s);
+    const double bits = bits_of(c, s);
     if (bits <= current || (bits > kTopBits && has_eight) || !usable(c, tie, s)) continue;
     std::int64_t more = 0;
     double saved = 0;

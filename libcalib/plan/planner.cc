@@ -86,7 +86,7 @@ std::string default_chan_perm(const kvrt::Scheme& scheme, Side side, const Layer
   const int pairs = layer.rotary_dim / 2;
   const bool half_split_pre = side == Side::kK && scheme.pre && layer.rope_style == RopeStyle::kHalfSplit;
   // spread<N> cuts N consecutive channels into four lanes of equal width.
-  if (!half_split_pre || pairs == 0 || pairs % 4 != 0 || layer.head_dim % pairs != 0) return "natural";
+  if (!half_split_pre || scheme.lowrank > 0 || pairs == 0 || pairs % 4 != 0 || layer.head_dim % pairs != 0) return "natural";
   return fmt::format("spread{}", pairs);
 }
 

@@ -91,9 +91,11 @@ void check_restrictions(const Plan& plan, std::vector<std::string>& problems) {
 }
 
 void check_ladder(const Plan& plan, std::int64_t bytes, std::vector<std::string>& problems) {
-  std::map<std::pair<int, Side>, int> bits;
-  for (const LayerPlan& layer : plan.layers)
-    for (const Side side : {Side::kK, Side::kV}) bits[{layer.index, side}] = kvrt::code_bits(layer.unit(side).scheme.format);
+  std::map<std::pair<int, Side>, double> bits;
+  for (const LayerGeometry& geometry : plan.model.layers)
+    for (const LayerPlan& layer : plan.layers)
+      for (const Side side : {Side::kK, Side::kV})
+        if (layer.index == geometry.index) bits[{layer.index, side}] = channel_bits(layer.unit(side).scheme, geometry.head_dim);
   const bool tied = plan.request.restrictions.same_kv || plan.request.restrictions.one_pair;
   const std::size_t most = std::max<std::size_t>(1, bits.size() / 10);
   for (std::size_t r = 0; r < plan.fallback.size(); ++r) {
@@ -111,7 +113,7 @@ void check_ladder(const Plan& plan, std::int64_t bytes, std::vector<std::string>
       }
       if (!changed.insert(unit->first).second) problems.push_back(name + " is changed twice");
       if (kvrt::needs_calibration(change.scheme)) problems.push_back(fmt::format("{}: {} needs constants that the plan does not hold", name, kvrt::to_string(change.scheme)));
-      const int to = kvrt::code_bits(change.scheme.format);
+      const double to = kvrt::code_bits(change.scheme.format);
       if (to < unit->second) problems.push_back(fmt::format("{} is lowered from {} to {} bits", name, unit->second, to));
       unit->second = to;
     }

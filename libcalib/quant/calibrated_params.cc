@@ -12,6 +12,7 @@
 #include "libcalib/quant/drawn_tokens.h"
 #include "libcalib/quant/error_feedback.h"
 #include "libcalib/quant/fake_quant.h"
+#include "libcalib/quant/low_rank.h"
 #include "libcalib/quant/static_thresholds.h"
 #include "libcalib/quant/unit_moments.h"
 
@@ -33,6 +34,9 @@ class Fit {
       : scheme_(scheme), side_(side), layer_(layer), geometry_(layer.geometry()), max_distance_(max_distance), where_(std::move(where)), why_(why),
         tensor_(coded_tensor(scheme, side, layer, with_sinks)) {
     if (tensor_.n_tokens() == 0) fail(ErrorKind::kNumeric, where_, "the statistics of this layer hold no token to be quantised");
+    if (scheme.lowrank && with_sinks && layer.n_sinks() > 0)
+      fail(ErrorKind::kUnsupported, where_, "the covariance that a basis is fitted on holds no sinks; run kvcalib with --sinks 0, or keep {}",
+           counted(layer.n_sinks(), "sink"));
     summary_ = summarise(scheme, side, layer, tensor_, with_sinks, max_distance, where_, params_);
     if (scheme.clip || is_nuq(scheme)) weights_ = channel_weights(layer, side, scheme, max_distance);
     if (scheme.clip || (is_nuq(scheme) && has_groups(scheme))) {
@@ -44,6 +48,7 @@ class Fit {
     if (scheme_.clip) fit_clip();
     else set_share(1.0);
     if (scheme_.ef) fit_feedback();
+    if (scheme_.lowrank) fit_basis();
     return std::move(params_);
   }
 
@@ -137,11 +142,28 @@ class Fit {
       }
   }
 
+  /// Tokens between a query and a key that it reads.
+  std::int64_t reach() const {
+    return std::max<std::int64_t>(1, geometry_.sliding_window > 0 ? std::min(max_distance_, geometry_.sliding_window) : max_distance_);
+  }
+
+  void fit_basis() {
+    double worst = 0;
+    for (int h = 0; h < geometry_.n_kv_heads; ++h) {
+      const LowRankBasis b = low_rank_basis(error_moment(layer_, side_, h, scheme_, nullptr, reach()),
+                                            stored_covariance(layer_, side_, h, scheme_, nullptr, max_distance_), geometry_.head_dim, scheme_.lowrank);
+      for (int c = 0; c < geometry_.head_dim; ++c) params_.basis_mean.push_back(static_cast<float>(summary_.mean[index(h, c)]));
+      params_.basis_in.insert(params_.basis_in.end(), b.in.begin(), b.in.end());
+      params_.basis.insert(params_.basis.end(), b.out.begin(), b.out.end());
+      worst = std::max(worst, b.relative_error);
+    }
+    if (why_) why_->push_back(fmt::format("lowrank: {} of {} directions leave a relative error of up to {:.3f}", scheme_.lowrank, geometry_.head_dim, worst));
+  }
+
   void fit_feedback() {
-    const std::int64_t reach = geometry_.sliding_window > 0 ? std::min(max_distance_, geometry_.sliding_window) : max_distance_;
     for (int h = 0; h < geometry_.n_kv_heads; ++h) {
       const float* factors = params_.smooth.empty() ? nullptr : &params_.smooth[index(h, 0)];
-      const FeedbackTriangle t = feedback_triangle(error_moment(layer_, side_, h, scheme_, factors, std::max<std::int64_t>(reach, 1)), geometry_.head_dim);
+      const FeedbackTriangle t = feedback_triangle(error_moment(layer_, side_, h, scheme_, factors, reach()), geometry_.head_dim);
       params_.ef_u.insert(params_.ef_u.end(), t.u.begin(), t.u.end());
       params_.ef_order.insert(params_.ef_order.end(), t.order.begin(), t.order.end());
     }
@@ -167,7 +189,6 @@ SchemeParams fit_params(const kvrt::Scheme& scheme, Side side, const stats::Laye
                         std::vector<std::string>* why, std::int64_t max_distance) {
   if (!kvrt::needs_calibration(scheme)) return {};
   const std::string where = fmt::format("layer {} {} {}", layer.geometry().index, side_name(side), kvrt::to_string(scheme));
-  if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
   if (plan_sinks != 0 && plan_sinks != layer.n_sinks())
     fail(ErrorKind::kUsage, where,
          "{} asked, but the statistics keep {} apart; ask for that many or none, or run kvcalib with --sinks {}", counted(plan_sinks, "sink token"),

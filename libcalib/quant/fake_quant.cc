@@ -70,6 +70,9 @@ void fake_quant_document(const kvrt::Scheme& scheme, Side side, const LayerGeome
   args.interleaved = layer.rope_style == RopeStyle::kInterleaved;
   args.codebook = or_null(params.codebook);
   const std::vector<std::int32_t> ef_order(params.ef_order.begin(), params.ef_order.end());
+  args.basis_mean = or_null(params.basis_mean);
+  args.basis_in = or_null(params.basis_in);
+  args.basis = or_null(params.basis);
   args.ef_u = or_null(params.ef_u);
   args.ef_order = ef_order.empty() ? nullptr : ef_order.data();
   args.parallel_for = &parallel;

@@ -153,7 +153,6 @@ void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side s
     if (!kvrt::pairs_map_groups(layer.rotary_dim, layer.rope_style == RopeStyle::kInterleaved, layer.head_dim, group))
       fail(ErrorKind::kUsage, where, "RoPE pairs of {} channels do not map groups of {} onto groups; leave `pair` out or use another group", layer.rotary_dim, group);
   }
-  if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
 }
 
 std::string doubtful_parts(const kvrt::Scheme& scheme) {
@@ -200,18 +199,6 @@ Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log)
   if (sides.size() == 1 && kvrt::parse_scheme(text, &scheme, &error))
     fail(ErrorKind::kUsage, text, "one scheme, but K and V are two; write {}:{} for the same on both sides", text, text);
   fail(ErrorKind::kUsage, text, "neither a preset nor KSCHEME:VSCHEME; presets: {}", known_names());
-}
-
-std::string missing_part(const Preset& preset) {
-  for (const std::string& text : {preset.k, preset.v}) {
-    if (const std::string reason = kvrt::check_implemented(parse_scheme(text)); !reason.empty()) return fmt::format("{}: {}", text, reason);
-  }
-  return "";
-}
-
-void check_offered(const Preset& preset) {
-  if (const std::string missing = missing_part(preset); !missing.empty())
-    fail(ErrorKind::kUnsupported, preset.name, "{}; `kvplan list presets` shows what this version offers", missing);
 }
 
 CandidateList resolve_candidates(const std::string& text, const LogSink& log) {

@@ -17,7 +17,7 @@ kvrt::Scheme parse_scheme(const std::string& text);
 /// Empty, or why the parts of a valid scheme work against each other.
 std::string doubtful_parts(const kvrt::Scheme& scheme);
 
-/// Throws: kUsage (shape: part, head_dim and sizes that would work), kUnsupported (not offered in this build).
+/// Throws kUsage (shape: part, head_dim and sizes that would work). Says nothing of the runtime, which need not offer all that can be scored.
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side);
 
 /// A named system of FORMATS.md 2: one (K, V) pair with its own sinks and window.
@@ -40,10 +40,6 @@ const std::vector<NamedOnly>& presets_by_name_only();
 /// "PRESET" or "KSCHEME:VSCHEME" (then default sinks and window). A token group larger than head_dim becomes head_dim, with a note.
 /// Warns of doubtful_parts(). Throws kUsage listing the known names.
 Preset resolve_preset(const std::string& text, int head_dim, const LogSink& log = {});
-/// Empty if this version can store both sides; else which one it cannot, and why.
-std::string missing_part(const Preset& preset);
-/// Throws kUnsupported naming the preset and its missing part.
-void check_offered(const Preset& preset);
 
 /// `--candidates`: "default", preset names, scheme strings, comma-separated. Returns canonical K and V lists without duplicates.
 /// Warns of doubtful_parts().

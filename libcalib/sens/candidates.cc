@@ -66,7 +66,6 @@ void lay_out_grid(const quant::CandidateList& candidates, const std::vector<int>
   for (const Side side : {Side::kK, Side::kV})
     for (const std::string& text : side == Side::kK ? candidates.k : candidates.v) {
       const kvrt::Scheme scheme = quant::parse_scheme(text);
-      if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, text, "{}", missing);
       std::vector<int> refused;
       std::string reason;
       std::size_t n_held = 0;

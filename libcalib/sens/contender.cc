@@ -45,7 +45,6 @@ Contender uniform_contender(const std::string& text, const ModelIdentity& model,
                             const LogSink& log, const SaliencyProvider& saliency) {
   CALIB_CHECK(!model.layers.empty());
   const quant::Preset preset = quant::resolve_preset(text, model.layers.front().head_dim, log);
-  quant::check_offered(preset);
   const bool pair = text.find(':') != std::string::npos;
   Contender out;
   out.header.name = text;

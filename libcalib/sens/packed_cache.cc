@@ -38,6 +38,9 @@ kvrt_unit_view unit_view(const UnitCandidate& unit, const std::string& scheme, S
   view.clip_hi = or_null(unit.params.clip_hi);
   view.clip_alpha = or_null(unit.params.clip_alpha);
   view.codebook = or_null(unit.params.codebook);
+  view.basis_mean = or_null(unit.params.basis_mean);
+  view.basis_in = or_null(unit.params.basis_in);
+  view.basis = or_null(unit.params.basis);
   view.ef_u = or_null(unit.params.ef_u);
   order->assign(unit.params.ef_order.begin(), unit.params.ef_order.end());
   view.ef_order = order->empty() ? nullptr : order->data();

@@ -162,7 +162,7 @@ TEST_F(Kvplan, UniformPresetsAndPairs) {
   // kvquant keeps one sink, these statistics four; and they were made without the moment that a codebook of values is weighted with.
   expect_refusal("--uniform kvquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"nuq4", "--sinks 1"}, "no.json");
   expect_refusal("--uniform bf16:nuq4.token.g --stats " + file("stats.h5") + " -o " + file("no.json"), 4, {"output_moment", "run kvcalib again"}, "no.json");
-  expect_refusal("--uniform bf16:int4.token.g.lowrank8 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"lowrank8"}, "no.json");
+  expect_refusal("--uniform bf16:int4.token.g.lowrank8 --stats " + file("stats.h5") + " -o " + file("no.json"), 4, {"lowrank8", "output_moment", "run kvcalib again"}, "no.json");
   expect_refusal("--uniform fp8e4m3fnuz.head:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"largest value 240", "largest value 448"}, "no.json");  // QZ-08
   const Outcome fitted = run("--uniform nuq3.channel.static.pre.out1:int4.token.g --stats " + file("stats.h5") + " -o " + file("fitted.json"));
   ASSERT_EQ(fitted.exit_code, 0) << fitted.err;
@@ -176,6 +176,36 @@ TEST_F(Kvplan, UniformPresetsAndPairs) {
   expect_refusal("--uniform kivi4 -o " + file("no.json"), 2, {"--stats"}, "no.json");
   expect_refusal("--uniform int4.token.g48:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"token.g48", "head_dim 64"}, "no.json");
   expect_refusal("--uniform fp8e4m3.head:bf16 --sinks 2 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"sink"}, "no.json");
+}
+
+// Measured, not run: the plan is made, its readers say what this build's runtime lacks.
+TEST_F(Kvplan, LowRankPlansAreWrittenAndTheRuntimesGapIsNamed) {
+  const Outcome made = run("--uniform int4.token.g8.pre.lowrank24:int4.token.g --stats " + file("stats.h5") + " -o " + file("low.json"));
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_THAT(made.err, HasSubstr("the runtime of this build keeps no cache in int4.token.g8.pre.lowrank24"));
+  const plan::Plan plan = artifacts::read_plan(file("low.json"));
+  EXPECT_EQ(plan.layers[0].k.params.basis_mean.size(), 128u);
+  EXPECT_EQ(plan.layers[0].k.params.basis_in.size(), 2u * 64 * 24);
+  EXPECT_EQ(plan.layers[0].k.params.basis.size(), 2u * 64 * 24);
+  EXPECT_EQ(plan.layers[0].k.chan_perm, "natural");
+  const json unit = json::parse(test::read_file(file("low.json")))["layers"][0]["k"];
+  EXPECT_EQ(unit["group"], 8);
+  EXPECT_TRUE(unit["rotation"].is_null());
+  EXPECT_EQ(unit["params"]["basis"]["shape"], json({2, 24 * 64}));
+  const Outcome check = run("check " + file("low.json"));
+  EXPECT_EQ(check.exit_code, 0) << check.err;
+  EXPECT_THAT(check.out, HasSubstr("the runtime of this build does not run it: layer 0 K int4.token.g8.pre.lowrank24: modifier 'lowrank24' is not offered"));
+  EXPECT_THAT(check.out, HasSubstr("and 5 more"));
+  EXPECT_EQ(json::parse(run("check " + file("low.json") + " --json").out)["runtime_gaps"].size(), 6u);
+  ASSERT_EQ(run("--uniform int4.token.g:int4.token.g --stats " + file("stats.h5") + " -o " + file("plain.json")).exit_code, 0);
+  EXPECT_EQ(json::parse(run("check " + file("plain.json") + " --json").out)["runtime_gaps"].size(), 0u);
+  const std::string common = " --stats " + file("stats.h5") + " -o " + file("no.json");
+  expect_refusal("--uniform int4.token.g.pre.lowrank65:bf16" + common, 2, {"lowrank65 is wider than head_dim 64", "at most 64"}, "no.json");
+  expect_refusal("--uniform int4.token.g16.pre.lowrank40:bf16" + common, 2, {"token.g16 does not divide rank 40"}, "no.json");
+  expect_refusal("--uniform int4.token.g.lowrank16:bf16" + common, 2, {"on keys needs 'pre'", "int4.token.g.pre.lowrank16"}, "no.json");
+  expect_refusal("--uniform bf16:int4.token.g.pre.lowrank16" + common, 2, {"'pre' is for keys only"}, "no.json");
+  expect_refusal("--uniform int4.channel.g64.pre.lowrank16:bf16" + common, 2, {"'channel.g64' does not go with 'lowrank16'"}, "no.json");
+  expect_refusal("--uniform int4.token.g.pre.lowrank16:bf16 --sinks 0" + common, 7, {"holds no sinks", "keep 4 sinks"}, "no.json");
 }
 
 TEST_F(Kvplan, LimitsByLoss) {

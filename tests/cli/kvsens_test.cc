@@ -266,14 +266,55 @@ TEST_F(Kvsens, FilesThatAPlanNamesAreInputs) {
 }
 
 TEST_F(Kvsens, SchemesThatAreNotOfferedAreNamed) {
-  for (const char* pair : {"bf16:int4.token.g.lowrank8", "fp8e4m3fnuz.head:bf16"}) {
-    const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform " + pair + " -o " + file("no.json"));
-    EXPECT_EQ(o.exit_code, 7) << o.text;
-    EXPECT_NE(o.text.find(std::string(pair).substr(0, 4) == "bf16" ? "lowrank8" : "fp8e4m3fnuz"), std::string::npos) << o.text;
-  }
+  const std::string evaluate = "evaluate " + inputs() + " --stats " + file("stats.h5") + " -o " + file("no.json") + " --uniform ";
+  expect(evaluate + "fp8e4m3fnuz.head:bf16", 7, "fp8e4m3fnuz");
+  expect(evaluate + "bf16:int4.token.g.lowrank8 --backend kvrt", 7, "modifier 'lowrank8' is not offered by this build");
+  EXPECT_FALSE(exists("no.json"));
   const Outcome sinks = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform kvquant4 -o " + file("no.json"));
   EXPECT_NE(sinks.exit_code, 0);
   EXPECT_NE(sinks.text.find("sink"), std::string::npos) << sinks.text;
+}
+
+// Scored like any scheme: in a grid, jointly, through plans; rank 16 of 16 channels at 8 bits loses next to nothing, rank 2 a lot.
+TEST_F(Kvsens, LowRankIsMeasured) {
+  const std::string ranks[] = {"int8.token.g.pre.lowrank16:int8.token.g.lowrank16", "int8.token.g.pre.lowrank8:int8.token.g.lowrank8", "int8.token.g.pre.lowrank2:int8.token.g.lowrank2"};
+  const std::string common = inputs() + " --stats " + file("stats.h5") + " --sinks 4 --window 32";
+  const Outcome joint = run("kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g," + ranks[0] + "," + ranks[1] + "," + ranks[2] + " -o " + file("lr.json"));
+  ASSERT_EQ(joint.exit_code, 0) << joint.text;
+  const sens::EvalResult e = artifacts::read_eval_file(file("lr.json"));
+  const auto kld = [&](std::size_t i) { return e.contenders[i].total.kld.mean; };
+  EXPECT_LT(kld(1), 2 * kld(0));
+  EXPECT_LT(kld(1), 0.1 * kld(2));
+  EXPECT_LT(kld(2), kld(3));
+  EXPECT_LT(e.contenders[2].effective_bits_8192, e.contenders[1].effective_bits_8192);
+
+  test::write_file(file("lr.txt"), test::txt(6000).substr(2000));
+  const std::string scored = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 3 --data " + file("lr.txt") + " --stats " + file("stats.h5") + " --window 32";
+  const Outcome grid = run("kvsens " + scored + " --candidates int8.token.g,int4.token.g,int2.token.g,int8.token.g.pre.lowrank2,int8.token.g.lowrank2,int8.token.g.lowrank12 -o " + file("lr.h5"));
+  ASSERT_EQ(grid.exit_code, 0) << grid.text;
+  EXPECT_NE(grid.text.find("int8.token.g.lowrank2 left out for K: lowrank2 on keys needs 'pre'"), std::string::npos) << grid.text;
+  const sens::SensResult s = artifacts::read_sens_file(file("lr.h5"));
+  const auto scheme = static_cast<std::size_t>(std::find(s.schemes.begin(), s.schemes.end(), "int8.token.g.lowrank12") - s.schemes.begin());
+  ASSERT_LT(scheme, s.schemes.size());
+  for (const char* metric : {"fisher_softmax", "attn_out"}) EXPECT_GT(s.scores.at(metric).mean[s.index(1, scheme, 0)], 0.0) << metric;
+  const auto arrays = s.params.find("00/v/int8.token.g.lowrank12");
+  ASSERT_NE(arrays, s.params.end());
+  ASSERT_EQ(arrays->second.size(), 3u);
+  const LayerGeometry& g = s.model.layers[0];
+  for (const sens::FittedArray& a : arrays->second)
+    EXPECT_EQ(a.shape, (std::vector<std::int64_t>{g.n_kv_heads, a.what == "basis_mean" ? g.head_dim : 12 * g.head_dim})) << a.what;
+
+  // Two directions of a head do not pay: the plan says so, and stores something else.
+  const Outcome made = run("kvplan --sens " + file("lr.h5") + " --budget 11 --context 4096 -o " + file("lrp.json"));
+  ASSERT_EQ(made.exit_code, 0) << made.text;
+  const plan::Plan plan = artifacts::read_plan(file("lrp.json"));
+  for (const plan::LayerPlan& layer : plan.layers) EXPECT_EQ(layer.k.scheme.lowrank, 0);
+  EXPECT_TRUE(std::any_of(plan.decision.begin(), plan.decision.end(), [](const plan::Reason& r) { return r.rule == "lowrank" && r.text.find("left out") != std::string::npos; }));
+  // A plan that holds a basis is measured as its pair is.
+  ASSERT_EQ(run("kvplan --uniform " + ranks[1] + " --stats " + file("stats.h5") + " --window 32 -o " + file("lru.json")).exit_code, 0);
+  const Outcome planned = run("kvsens evaluate " + common.substr(0, common.find(" --sinks")) + " --plan " + file("lru.json") + " -o " + file("lrq.json"));
+  ASSERT_EQ(planned.exit_code, 0) << planned.text;
+  EXPECT_DOUBLE_EQ(artifacts::read_eval_file(file("lrq.json")).contenders[0].total.kld.mean, kld(2));
 }
 
 TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {

@@ -108,8 +108,9 @@ TEST(Abi, Unsupported) {
   EXPECT_EQ(kvrt_schedule(nullptr, nullptr, nullptr, nullptr, &err), KVRT_E_UNSUPPORTED);
   EXPECT_EQ(kvrt_requant(nullptr, 0, nullptr, nullptr, nullptr, &err), KVRT_E_UNSUPPORTED);
   CacheShape shape;
-  shape.k = "int4.token.g.lowrank8";
+  shape.k = "int4.token.g.pre.lowrank8";
   EXPECT_EQ(Cache(shape).status().code(), Code::kUnsupported);
+  EXPECT_THAT(Cache(shape).status().text(), HasSubstr("'lowrank8' is not offered"));
   shape.k = "int4.token.g", shape.backend = KVRT_BACKEND_CUDA;
   if (!kOnCuda) {
     EXPECT_THAT(Cache(shape).status().text(), HasSubstr("backend cuda is not in this build; it offers ref and cpu"));
@@ -136,7 +137,8 @@ TEST(Abi, PlanCheckListsEveryGap) {  // bug class 7
   EXPECT_TRUE(reports.missing.empty());
 
   kvrt_layer_view layer = whole.layer_view();
-  layer.k.scheme = "int4.token.g.lowrank8", layer.v.scheme = "int2.token.g.lowrank16";
+  const testing::UnitConstants k("int4.token.g.pre.lowrank8", 2, 64, 64), v("int2.token.g12.lowrank24", 2, 64, 64);
+  layer.k = k.view(), layer.v = v.view();
   kvrt_plan_view view = {};
   view.n_layers = 1, view.layers = &layer, view.page_tokens = 64;
   PlanHandle plan;
@@ -144,8 +146,13 @@ TEST(Abi, PlanCheckListsEveryGap) {  // bug class 7
   EXPECT_EQ(kvrt_plan_check(plan.get(), nullptr, &Reports::add, &reports, &err), KVRT_E_UNSUPPORTED);
   ASSERT_EQ(reports.missing.size(), 2u);
   EXPECT_THAT(reports.missing[0], HasSubstr("'lowrank8' is not offered"));
-  EXPECT_THAT(reports.missing[0], HasSubstr("| int4.token.g"));
-  EXPECT_THAT(reports.missing[1], HasSubstr("| int2.token.g"));
+  EXPECT_THAT(reports.missing[0], ::testing::EndsWith("| int4.token.g.pre"));
+  EXPECT_THAT(reports.missing[1], ::testing::EndsWith("| int2.token.g"));
+  kvrt_plan_view described;
+  ASSERT_EQ(kvrt_plan_describe(plan.get(), &described, &err), KVRT_OK);
+  EXPECT_EQ(described.layers[0].k.basis[8 * 128 - 1], k.basis.back());
+  EXPECT_EQ(described.layers[0].v.basis_in[24 * 128 - 1], v.basis_in.back());
+  EXPECT_EQ(described.layers[0].v.basis_mean[127], 0.25f);
 
   // Only what is missing goes.
   layer = whole.layer_view();
@@ -200,6 +207,11 @@ TEST(Abi, Format) {
   expect([](auto*, auto* l) { l->k.scheme = "int4.token.g48"; }, Code::kFormat, "does not divide head_dim 64");
   expect([](auto*, auto* l) { l->k.scheme = "int4.token.g.center"; }, Code::kFormat, "mean is missing");
   expect([&](auto*, auto* l) { l->v.mean = mean; }, Code::kFormat, "mean is given");
+  expect([&](auto*, auto* l) { l->v.basis = mean; }, Code::kFormat, "basis is given");
+  expect([](auto*, auto* l) { l->v.scheme = "int4.token.g.lowrank8"; }, Code::kFormat, "basis_mean is missing; the scheme needs 128 values");
+  const UnitConstants low_rank("int4.token.g.pre.lowrank32", 2, 64, 64);
+  expect([&](auto*, auto* l) { l->k = low_rank.view(), l->k.basis = nullptr; }, Code::kFormat, "basis is missing; the scheme needs 4096 values");
+  expect([&](auto*, auto* l) { l->k = low_rank.view(), l->k.chan_perm = "spread32"; }, Code::kFormat, "expected natural");
   expect([](auto*, auto* l) { l->v.chan_perm = "spread32"; }, Code::kFormat, "chan_perm");
   expect([](auto*, auto* l) { l->rotary_dim = 65; }, Code::kFormat, "rotary_dim is 65");
   expect([](auto*, auto* l) { l->softmax_scale = NAN; }, Code::kFormat, "softmax_scale");

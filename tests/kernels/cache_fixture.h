@@ -28,7 +28,7 @@ inline constexpr bool kOnCuda = kTestBackend == KVRT_BACKEND_CUDA;
 /// Constants of a unit in the shape that its scheme asks for.
 struct UnitConstants {
   std::string scheme, chan_perm = "natural", block_order;
-  std::vector<float> mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u;
+  std::vector<float> mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u, basis_mean, basis_in, basis;
   std::vector<std::int32_t> ef_order;
 
   UnitConstants(const std::string& text, int heads, int width, int rotary_dim) : scheme(text) {
@@ -45,6 +45,9 @@ struct UnitConstants {
       if (name == "clip_hi") clip_hi.assign(n, 3.0f);
       if (name == "clip_alpha") clip_alpha.assign(n, 0.85f);
       if (name == "codebook") for (std::size_t i = 0; i < n; ++i) codebook.push_back(static_cast<float>(static_cast<int>(i * 254 / (n - 1)) - 127) * (1.0f / 127));
+      if (name == "basis_mean") basis_mean.assign(n, 0.25f);
+      if (name == "basis_in") basis_in.assign(n, 0.125f);
+      if (name == "basis") basis.assign(n, 0.125f);
       if (name == "ef_order") for (std::size_t i = 0; i < n; ++i) ef_order.push_back(width - 1 - static_cast<int>(i) % width);
       if (name == "ef_u") {
         for (int h = 0; h < heads; ++h) {
@@ -58,6 +61,7 @@ struct UnitConstants {
     kvrt_unit_view u = {};
     u.scheme = scheme.c_str(), u.chan_perm = chan_perm.c_str(), u.block_order = block_order.empty() ? nullptr : block_order.c_str();
     u.mean = p(mean), u.smooth = p(smooth), u.clip_lo = p(clip_lo), u.clip_hi = p(clip_hi), u.clip_alpha = p(clip_alpha), u.codebook = p(codebook), u.ef_u = p(ef_u), u.ef_order = p(ef_order);
+    u.basis_mean = p(basis_mean), u.basis_in = p(basis_in), u.basis = p(basis);
     return u;
   }
 

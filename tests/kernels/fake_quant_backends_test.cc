@@ -37,7 +37,9 @@ const char* const kSchemes[] = {
     "nuq4.token.g.clip", "int4.channel.g32.pair", "int4.channel.g64.pre.clip.pair.ef", "int4.token.g.pair", "int3.token.g32.clip.pair", "int4.token.g8.pair",
     "int4.token.g.out1", "int3.token.g32.out2", "int2.token.g.out0.5.ef", "int4.channel.g64.pre.out1", "int3.channel.g32.out2.ef", "int2.channel.g128.out0.5",
     "int4.channel.g32.clip.out1.pair", "int4.channel.static.pre.out1", "nuq3.channel.static.pre.out1", "nuq3.channel.static.pre.out2.ef", "nuq4.token.g.out1",
-    "nuq2.token.g.clip.out2.ef", "int8.tensor.out1", "int4.head.center.out2", "int3.channel.g64.pre.center.smooth.clip.out1.pair.ef", "int4.token.g.had.out1"};
+    "nuq2.token.g.clip.out2.ef", "int8.tensor.out1", "int4.head.center.out2", "int3.channel.g64.pre.center.smooth.clip.out1.pair.ef", "int4.token.g.had.out1",
+    "int4.token.g.pre.lowrank32", "int8.token.g.lowrank8", "int3.token.g16.lowrank48", "int2.token.g.pre.lowrank20", "int8.token.g.pre.lowrank64",
+    "fp8e4m3.token.g.lowrank36", "fp8e5m2.token.g8.pre.lowrank24", "lm4.token.g.pre.lowrank56", "lm3.token.g12.lowrank36", "lm2.token.g.lowrank7"};
 
 /// Data that reach every branch: normal, one-sided, tiny, huge, constant rows, zeros, ties, values that are not finite.
 void fill_mixed(Call* call, std::uint64_t seed) {
@@ -81,7 +83,7 @@ TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
   for (const int d : {64, 80, 96, 128, 192, 256, 72, 8, 100}) {
     for (const bool bf16 : {false, true}) {
       Call call(GetParam(), 128, 2, d);
-      if (!check_shape(call.scheme, d, true).empty()) continue;
+      if (!check_shape(call.scheme, d, call.is_key).empty()) continue;
       ++n_shapes;
       // Half-split pairs, or side by side where halves cannot map groups onto groups.
       call.interleaved = call.scheme.pair && call.scheme.granularity == Granularity::kToken && call.scheme.group > 0 && !pairs_map_groups(d, false, d, call.scheme.group);
@@ -185,14 +187,19 @@ TEST(FakeQuant, BadCallsAreRefusedByName) {
       {"int4.token.g32.pre", "'pre'", Code::kArgument, [](FakeQuantArgs* a) { a->is_key = false; }},
       {"int4.token.g32", "block_order", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
       {"q4_0", "permutation", Code::kArgument, [](FakeQuantArgs* a) { a->block_order = twice; }},
-      {"int4.token.g.lowrank8", "'lowrank8'", Code::kUnsupported, [](FakeQuantArgs*) {}},
+      {"int4.token.g.lowrank8", "'pre'", Code::kArgument, [](FakeQuantArgs* a) { a->is_key = true; }},
+      {"int4.token.g.pre.lowrank8", "basis_mean is missing; expected [n_heads, head_dim]", Code::kArgument, [](FakeQuantArgs* a) { a->basis_mean = nullptr; }},
+      {"int4.token.g.pre.lowrank8", "basis_in is missing; expected [n_heads, head_dim, 8]", Code::kArgument, [](FakeQuantArgs* a) { a->basis_in = nullptr; }},
+      {"int4.token.g.lowrank8", "basis is missing; expected [n_heads, 8, head_dim]", Code::kArgument, [](FakeQuantArgs* a) { a->basis = nullptr; }},
+      {"int4.token.g.lowrank1", "basis holds a value that is not finite", Code::kArgument, [](FakeQuantArgs* a) { a->basis = bad; }},
+      {"int4.token.g.lowrank64", "wider than head_dim 40", Code::kArgument, [](FakeQuantArgs* a) { a->head_dim = 40; }},
+      {"int4.token.g16.lowrank24", "token.g16 does not divide rank 24", Code::kArgument, [](FakeQuantArgs*) {}},
       {"int4.token.g32.clip", "clip_alpha is missing", Code::kArgument, [](FakeQuantArgs* a) { a->clip_alpha = nullptr; }},
       {"int4.channel.g32.clip", "at most 1", Code::kArgument, [](FakeQuantArgs* a) { a->clip_alpha = too_wide; }},
       {"int4.channel.g32.clip", "more than 0", Code::kArgument, [](FakeQuantArgs* a) { a->clip_alpha = bad; }},
       {"int4.channel.g32.pair", "rotary_dim is 0", Code::kArgument, [](FakeQuantArgs* a) { a->rotary_dim = 0; }},
       {"int4.token.g32.pair", "do not map groups of 32", Code::kArgument, [](FakeQuantArgs* a) { a->rotary_dim = 48; }},
-      {"int4.channel.g32.out1", "page_tokens is 48", Code::kArgument, [](FakeQuantArgs* a) { a->page_tokens = 48; }},
-      {"int4.token.g.lowrank8", "'lowrank8'", Code::kUnsupported, [](FakeQuantArgs*) {}}};
+      {"int4.channel.g32.out1", "page_tokens is 48", Code::kArgument, [](FakeQuantArgs* a) { a->page_tokens = 48; }}};
   for (const Case& c : cases) {
     Call call(c.scheme, 64, 1, 64);
     std::vector<float> out(call.x.size());

@@ -25,7 +25,7 @@ struct Call {
   Scheme scheme;
   int n_heads, head_dim;
   std::int64_t n_tokens;
-  std::vector<float> x, mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u;
+  std::vector<float> x, mean, smooth, clip_lo, clip_hi, clip_alpha, codebook, ef_u, basis_mean, basis_in, basis;
   std::vector<std::int32_t> block_order, ef_order;
   int rotary_dim = 0;  ///< 0 = head_dim
   bool is_key = true, bf16 = false, interleaved = false;
@@ -43,6 +43,7 @@ struct Call {
     }
     if (scheme.clip) clip_alpha.push_back(0.8f);
     if (scheme.ef) set_feedback();
+    if (scheme.lowrank) set_basis();
     for (int i = 0; scheme.smooth && i < heads * dim; ++i) smooth.push_back(0.5f + 0.03f * static_cast<float>(i % dim % (dim / 2)));
   }
 
@@ -52,6 +53,22 @@ struct Call {
       for (int i = 0; i < head_dim; ++i) {
         ef_order.push_back((head_dim - 1 - i + h) % head_dim);
         for (int j = i; j < head_dim; ++j) ef_u.push_back(j == i ? 1.0f + 0.01f * static_cast<float>(i) : 0.3f * std::cos(static_cast<float>(3 * i + j)) / static_cast<float>(1 + j - i));
+      }
+    }
+  }
+  /// r of the vectors of an orthonormal matrix (of cosines), stretched on the way in and shrunk on the way out.
+  void set_basis() {
+    const int r = scheme.lowrank;
+    is_key = scheme.pre;
+    for (int h = 0; h < n_heads; ++h) {
+      const auto vector = [&](int i, int c) { return std::sqrt((i == 0 ? 1.0 : 2.0) / head_dim) * std::cos(M_PI * i * (c + 0.5) / head_dim); };
+      const auto stretch = [&](int i) { return 1.0 + 0.125 * ((i + h) % 5); };
+      for (int c = 0; c < head_dim; ++c) basis_mean.push_back(0.5f - 0.01f * static_cast<float>((c + h) % 7));
+      for (int c = 0; c < head_dim; ++c) {
+        for (int i = 0; i < r; ++i) basis_in.push_back(static_cast<float>(vector(i, c) * stretch(i)));
+      }
+      for (int i = 0; i < r; ++i) {
+        for (int c = 0; c < head_dim; ++c) basis.push_back(static_cast<float>(vector(i, c) / stretch(i)));
       }
     }
   }
@@ -83,6 +100,9 @@ struct Call {
     a.codebook = codebook.empty() ? nullptr : codebook.data();
     a.ef_u = ef_u.empty() ? nullptr : ef_u.data();
     a.ef_order = ef_order.empty() ? nullptr : ef_order.data();
+    a.basis_mean = basis_mean.empty() ? nullptr : basis_mean.data();
+    a.basis_in = basis_in.empty() ? nullptr : basis_in.data();
+    a.basis = basis.empty() ? nullptr : basis.data();
     a.smooth = smooth.empty() ? nullptr : smooth.data();
     a.clip_lo = clip_lo.empty() ? nullptr : clip_lo.data();
     a.clip_hi = clip_hi.empty() ? nullptr : clip_hi.data();

@@ -27,7 +27,8 @@ TEST(PlanConstants, FollowFromTheScheme) {
                        Row{"int8.channel.static.pre", "clip_lo[2,64] clip_hi[2,64]"}, Row{"nuq3.token.g", "codebook[8]"},
                        Row{"nuq2.channel.static.pre.center", "mean[2,64] clip_lo[2,64] clip_hi[2,64] codebook[4]"},
                        Row{"int4.channel.g64.pre.clip.out1.pair", "clip_alpha[1]>0"}, Row{"nuq3.token.g.clip.out1", "clip_alpha[1]>0 codebook[8]"},
-                       Row{"int4.head.clip", "clip_lo[2] clip_hi[2]"}, Row{"int4.token.g.out1", ""}, Row{"int4.channel.g64.pre.ef", "ef_u[2,2080] ef_order[2,64]int"}}) {
+                       Row{"int4.head.clip", "clip_lo[2] clip_hi[2]"}, Row{"int4.token.g.out1", ""}, Row{"int4.channel.g64.pre.ef", "ef_u[2,2080] ef_order[2,64]int"},
+                       Row{"int4.token.g.pre.lowrank48", "basis_mean[2,64] basis_in[2,3072] basis[2,3072]"}}) {
     EXPECT_EQ(listed(r.scheme), r.constants) << r.scheme;
     // needs_calibration() says the same.
     EXPECT_EQ(needs_calibration(parse(r.scheme)), r.constants[0] != 0) << r.scheme;

@@ -119,8 +119,9 @@ TEST(Scheme, GroupsThatDoNotDivideTheHeadSuggestOnesThatDo) {
   }
   EXPECT_THAT(check_shape(parse("int4.token.g"), 100, true), IsEmpty());
   EXPECT_THAT(check_shape(parse("int4.channel.g32"), 100, true), IsEmpty());
-  EXPECT_THAT(check_shape(parse("int4.token.g32.lowrank48"), 128, true), HasSubstr("rank 48"));
-  EXPECT_THAT(check_shape(parse("int4.token.g.lowrank256"), 128, true), HasSubstr("lowrank256"));
+  EXPECT_EQ(check_shape(parse("int4.token.g32.lowrank48"), 128, false), "token.g32 does not divide rank 48; use 8, 12, 16, 24 or 48");
+  EXPECT_THAT(check_shape(parse("int4.token.g16.pre.lowrank48"), 128, true), IsEmpty());
+  EXPECT_EQ(check_shape(parse("int4.token.g.pre.lowrank256"), 128, true), "lowrank256 is wider than head_dim 128; use a rank of at most 128");
 }
 
 TEST(Scheme, ShapesOfBlocksAndSides) {
@@ -132,6 +133,8 @@ TEST(Scheme, ShapesOfBlocksAndSides) {
   EXPECT_THAT(check_shape(parse("int4.token.g.smooth"), 64, false), HasSubstr("'smooth'"));
   EXPECT_THAT(check_shape(parse("int4.channel.g64.pair"), 64, false), HasSubstr("'pair'"));
   EXPECT_THAT(check_shape(parse("int4.token.g.center"), 64, false), IsEmpty());
+  EXPECT_THAT(check_shape(parse("int4.token.g.lowrank32"), 64, false), IsEmpty());
+  EXPECT_EQ(check_shape(parse("int4.token.g.lowrank32"), 64, true), "lowrank32 on keys needs 'pre': RoPE turns keys out of any small basis; use int4.token.g.pre.lowrank32");
 }
 
 // QZ-02

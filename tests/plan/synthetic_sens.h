@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/core/plan_constants.h"
 #include "libcalib/quant/scheme.h"
 #include "libcalib/sens/sens_result.h"
 
@@ -64,6 +65,10 @@ sens::SensResult synthetic_sens(const ModelIdentity& model, const std::vector<st
         if (valid && scheme.center)
           sens.params[std::to_string(layer.index) + (side == Side::kK ? "/k/" : "/v/") + text] = {
               {"mean", {layer.n_kv_heads, layer.head_dim}, std::vector<float>(static_cast<std::size_t>(layer.n_kv_heads * layer.head_dim), 0.25f)}};
+        if (valid && scheme.lowrank > 0)
+          for (const kvrt::PlanConstant& c : kvrt::plan_constants(scheme, layer.n_kv_heads, layer.head_dim))
+            sens.params[std::to_string(layer.index) + (side == Side::kK ? "/k/" : "/v/") + text].push_back(
+                {c.name, {c.shape[0], c.shape[1]}, std::vector<float>(static_cast<std::size_t>(c.count()), 0.125f)});
         if (valid && scheme.granularity == kvrt::Granularity::kHead)
           sens.params[std::to_string(layer.index) + (side == Side::kK ? "/k/" : "/v/") + text] = {
               {"clip_hi", {layer.n_kv_heads}, std::vector<float>(static_cast<std::size_t>(layer.n_kv_heads), 3.5f)}};

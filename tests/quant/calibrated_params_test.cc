@@ -256,17 +256,15 @@ Error refusal(const char* text, Side side, const stats::LayerStats& stats, std::
   return Error(ErrorKind::kInternal, "", "not refused");
 }
 
-TEST(CalibratedParams, NotOfferedIsUnsupported) {
+TEST(CalibratedParams, RotatedSinksAreInNoCovariance) {
   const stats::LayerStats stats = layer();
-  EXPECT_EQ(refusal("int4.token.g.lowrank8", Side::kK, stats).kind(), ErrorKind::kUnsupported);
-  // Rotated sinks are in no covariance.
   const Error e = refusal("int4.head.had", Side::kK, stats, 0);
   EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
   EXPECT_THAT(e.what(), HasSubstr("--sinks 0"));
 }
 
 TEST(CalibratedParams, ValuesWithoutTheOutputMomentNeedANewerFile) {
-  for (const char* text : {"int4.token.g.ef", "nuq4.token.g", "int3.token.g32.clip"}) {
+  for (const char* text : {"int4.token.g.ef", "nuq4.token.g", "int3.token.g32.clip", "int4.token.g.lowrank8"}) {
     const Error e = refusal(text, Side::kV, layer());
     EXPECT_EQ(e.kind(), ErrorKind::kVersion) << text;
     EXPECT_THAT(e.what(), HasSubstr("run kvcalib again")) << text;

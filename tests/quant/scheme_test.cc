@@ -49,13 +49,20 @@ TEST(Scheme, ShapesAgainstTheModel) {
   EXPECT_THAT(error_of([&] { check_scheme(parse_scheme("int4.channel.g32.pre"), no_rope, Side::kK); }).what(), HasSubstr("RoPE"));
 }
 
-TEST(Scheme, NotOfferedIsUnsupportedAndNamed) {
-  for (const char* text : {"int4.token.g.lowrank8", "lm4.token.g.lowrank32"}) {
-    const Error e = error_of([&] { check_scheme(parse_scheme(text), quant_test::geometry(2, 128), Side::kK); });
-    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported) << text;
-    EXPECT_EQ(exit_code(e.kind()), 7);
-    EXPECT_THAT(e.where(), HasSubstr(text));
+TEST(Scheme, LowRankIsScoredWhereItFits) {
+  check_scheme(parse_scheme("int4.token.g.lowrank8"), quant_test::geometry(2, 128), Side::kV);
+  check_scheme(parse_scheme("lm4.token.g16.pre.lowrank48"), quant_test::geometry(2, 128), Side::kK);
+  struct Row { const char* scheme; Side side; const char* part; };
+  for (const Row& r : {Row{"int4.token.g.pre.lowrank129", Side::kK, "wider than head_dim 128"}, Row{"int4.token.g32.lowrank48", Side::kV, "does not divide rank 48"},
+                       Row{"int4.token.g.lowrank32", Side::kK, "needs 'pre'"}, Row{"int4.token.g.pre.lowrank32", Side::kV, "for keys only"}}) {
+    const Error e = error_of([&] { check_scheme(parse_scheme(r.scheme), quant_test::geometry(2, 128), r.side); });
+    EXPECT_EQ(e.kind(), ErrorKind::kUsage) << r.scheme;
+    EXPECT_THAT(e.what(), HasSubstr(r.part));
   }
+  // Off by default.
+  const CandidateList list = resolve_candidates("default");
+  for (const std::vector<std::string>* side : {&list.k, &list.v})
+    for (const std::string& text : *side) EXPECT_EQ(parse_scheme(text).lowrank, 0) << text;
 }
 
 TEST(Scheme, TheOtherFp8EncodingIsUnsupported) {  // CASES.md QZ-08
@@ -81,12 +88,9 @@ TEST(Scheme, PairsNeedRopeThatMapsGroupsOntoGroups) {
   EXPECT_THAT(error_of([&] { check_scheme(parse_scheme("int4.channel.g32.pair"), partial, Side::kK); }).what(), HasSubstr("`pair` needs RoPE"));
 }
 
-TEST(Presets, WhatThisVersionOffers) {
-  for (const Preset& p : presets()) EXPECT_EQ(missing_part(p), "") << p.name;
-  Preset missing;
-  missing.name = "narrow", missing.k = "bf16", missing.v = "int4.token.g.lowrank8";
-  EXPECT_THAT(missing_part(missing), HasSubstr("lowrank8"));
-  EXPECT_EQ(error_of([&] { check_offered(missing); }).kind(), ErrorKind::kUnsupported);
+TEST(Presets, TheRuntimeKeepsACacheInEach) {
+  for (const Preset& p : presets())
+    for (const std::string& text : {p.k, p.v}) EXPECT_EQ(kvrt::check_implemented(parse_scheme(text)), "") << p.name;
 }
 
 TEST(Presets, EveryNameResolvesAndParses) {

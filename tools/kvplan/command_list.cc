@@ -14,10 +14,9 @@ int run_list(const KvplanOptions& options, const Invocation& call, Progress&) {
   if (all || options.what == "presets") {
     if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}\n", "preset", "K", "V", "sinks", "window");
     for (const quant::Preset& p : quant::presets()) {
-      const std::string reason = quant::missing_part(p);
-      if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}{}{}\n", p.name, p.k, p.v, p.n_sinks, p.window,
-                                 p.salient_fraction > 0 ? fmt::format("  salient {:g} at {}", p.salient_fraction, p.salient) : "", reason.empty() ? "" : "  not offered by this version");
-      out["presets"].push_back({{"name", p.name}, {"k", p.k}, {"v", p.v}, {"sinks", p.n_sinks}, {"window", p.window}, {"offered", reason.empty()}});
+      if (!call.json) fmt::print("{:<20}  {:<32}  {:<22}  {:>5}  {:>6}{}\n", p.name, p.k, p.v, p.n_sinks, p.window,
+                                 p.salient_fraction > 0 ? fmt::format("  salient {:g} at {}", p.salient_fraction, p.salient) : "");
+      out["presets"].push_back({{"name", p.name}, {"k", p.k}, {"v", p.v}, {"sinks", p.n_sinks}, {"window", p.window}, {"offered", true}});
       if (p.salient_fraction > 0) out["presets"].back()["salient"] = {{"fraction", p.salient_fraction}, {"scheme", p.salient}};
     }
     for (const quant::NamedOnly& n : quant::presets_by_name_only()) {

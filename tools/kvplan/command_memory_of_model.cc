@@ -28,7 +28,6 @@ struct PresetBytes {
 PresetBytes count_preset(const quant::Preset& preset, const std::vector<LayerGeometry>& layers, plan::Accounting accounting) {
   PresetBytes out;
   out.name = preset.name;
-  out.reason = quant::missing_part(preset);
   accounting.sink_tokens = preset.n_sinks;
   for (const LayerGeometry& layer : layers) {
     const quant::Preset fitted = quant::resolve_preset(preset.name, layer.head_dim);

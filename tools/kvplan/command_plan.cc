@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -98,7 +99,6 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<
   parents.emplace_back("stats", sha256_of_file(o.stats));
   if (source.header().model.layers.empty()) fail(ErrorKind::kMismatch, o.stats, "names a model without layers");
   quant::Preset preset = quant::resolve_preset(o.uniform, source.header().model.layers.front().head_dim, progress.sink());
-  quant::check_offered(preset);
   const bool pair = o.uniform.find(':') != std::string::npos;
   if (!pair && (o.sinks >= 0 || o.window >= 0)) fail(ErrorKind::kUsage, "--sinks, --window", "preset {} brings its own ({} and {}); write {}:{} to choose", preset.name, preset.n_sinks, preset.window, preset.k, preset.v);
   if (o.sinks >= 0) preset.n_sinks = o.sinks;
@@ -189,6 +189,14 @@ plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector
   return plan::search_plan(sens, evidence, request, progress.sink());
 }
 
+void warn_of_the_runtime(const plan::Plan& plan, Progress& progress) {
+  std::set<std::string> schemes;
+  for (const plan::LayerPlan& layer : plan.layers)
+    for (const Side side : {Side::kK, Side::kV})
+      if (!kvrt::check_implemented(layer.unit(side).scheme).empty()) schemes.insert(kvrt::to_string(layer.unit(side).scheme));
+  if (!schemes.empty()) progress.warning(fmt::format("the runtime of this build keeps no cache in {}; kvsens can measure the plan, nothing here can run it", fmt::join(schemes, ", ")));
+}
+
 void print_plan(const plan::Plan& plan, const std::string& output, const Invocation& call) {
   if (call.json) {
     nlohmann::ordered_json out = {{"plan", output.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(output)},
@@ -235,6 +243,7 @@ int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress)
   plan::Plan plan = o.uniform.empty() ? make_searched(o, progress, parents) : make_uniform(o, progress, parents);
   if (const std::vector<std::string> problems = plan::verify_plan(plan); !problems.empty())
     throw Error(ErrorKind::kInternal, "kvplan", "the plan does not hold when counted again", problems);
+  warn_of_the_runtime(plan, progress);
   plan.provenance = {"kvplan", version(), call.argv, call.started_utc, call.seconds(), static_cast<std::uint64_t>(o.seed), "cpu", "fp64", parents};
   if (!o.dry_run) artifacts::write_plan(plan, o.output);
   print_plan(plan, o.dry_run ? "" : o.output, call);
