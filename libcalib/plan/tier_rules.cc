@@ -10,9 +10,9 @@ namespace {
 
 void note_differences(const sens::SensResult& sens, const sens::SaliencySettings& s, const LogSink& log) {
   if (s.salient != sens.salient_scheme) log.note(fmt::format("hit rates were measured beside a tier at {}, scores with {}: hit rates do not depend on it", s.salient, sens.salient_scheme));
-  for (const std::string* base : {&s.base_k, &s.base_v})
-    if (std::find(sens.schemes.begin(), sens.schemes.end(), *base) == sens.schemes.end())
-      log.note(fmt::format("hit rates were measured beside the base scheme {}, which is no candidate: hit rates do not depend on it", *base));
+  for (const std::string& base : std::set<std::string>{s.base_k, s.base_v})
+    if (std::find(sens.schemes.begin(), sens.schemes.end(), base) == sens.schemes.end())
+      log.note(fmt::format("hit rates were measured beside the base scheme {}, which is no candidate: hit rates do not depend on it", base));
   if (std::find(sens.windows.begin(), sens.windows.end(), s.window) == sens.windows.end())
     log.note(fmt::format("hit rates were measured behind a window of {}, scores with {}", s.window, fmt::join(std::set<std::int64_t>(sens.windows.begin(), sens.windows.end()), ", ")));
 }

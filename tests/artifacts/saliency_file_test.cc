@@ -20,7 +20,7 @@ sens::SaliencyResult example() {
   out.model.layers.back().index = 7;
   out.data = out.calibration_data = test::example_data();
   out.settings = {2048, 4, 4, 128, 32, "int4.token.g", "int3.token.g", "fp8e4m3.token.g"};
-  out.layers = {{0, 0.4, 0.05, 1000}, {7, 0.6, 0.25, 1000}};
+  out.layers = {{0, 0.4, 0.05, 1000}, {2, 0.6, 0.25, 1000}};
   sens::SaliencyFraction f;
   f.requested = 0.1, f.achieved = 7.0 / 71, f.block_base = 64, f.block_salient = 7, f.best = 1, f.runner_up = 0, f.lead = {0.02, 0.01};
   f.e_out_base = f.e_out_salient = f.e_mass_base = f.e_mass_salient = {0.001, 0.002};
@@ -50,7 +50,7 @@ TEST(SaliencyFile, HoldsWhatWasMeasured) {
   EXPECT_EQ(f.at("best"), "probe");
   EXPECT_EQ(f.at("runner_up"), "expected_attention");
   EXPECT_EQ(f.at("lead").at("se"), 0.01);
-  EXPECT_EQ(f.at("last_layer")[0].at("worst_layer"), 7) << "the model's number, not the position";
+  EXPECT_EQ(f.at("last_layer")[0].at("worst_layer"), 2) << "the model's number, not the position";
   EXPECT_FALSE(f.at("last_layer")[0].at("allowed").get<bool>());
   EXPECT_TRUE(f.at("last_layer")[1].at("allowed").get<bool>());
   const nlohmann::json& score = f.at("scores")[3];
@@ -75,7 +75,7 @@ TEST(SaliencyFile, APlannerReadsItsVerdicts) {
   EXPECT_EQ(v.fractions[0].layers.size(), sens::kTokenScores);
   const std::vector<sens::SaliencyVerdicts::Layer>& layers = v.fractions[0].layers.at("expected_attention");
   ASSERT_EQ(layers.size(), 2u);
-  EXPECT_EQ(layers[1].index, 7);
+  EXPECT_EQ(layers[1].index, 2);
   EXPECT_EQ(layers[1].hit_rate, 0.6);
   EXPECT_TRUE(layers[0].abstain.empty());
   EXPECT_EQ(layers[1].abstain, (std::vector<std::string>{"hit rate 0.600 < 0.70"}));

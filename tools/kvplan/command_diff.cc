@@ -30,6 +30,7 @@ int run_diff(const KvplanOptions& options, const Invocation& call, Progress& pro
       if (!same_tier && side == Side::kK) what += f == g ? ", another salient tier" : fmt::format(", salient {:g} -> {:g}", f, g);
       lines.push_back(fmt::format("layer {:>3} {}: {}", a.layers[l].index, side_name(side), what));
       units.push_back({{"layer", a.layers[l].index}, {"side", side == Side::kK ? "k" : "v"}, {"before", before}, {"after", after}});
+      if (f != g) units.back()["salient_fraction"] = {f, g};
     }
   if (call.json) {
     fmt::print("{}", io::json_text({{"effective_bits", {a.summary.effective_bits, b.summary.effective_bits}}, {"bytes", {a.summary.bytes, b.summary.bytes}}, {"units", units}},

@@ -20,7 +20,7 @@ void print_json(const plan::Plan& plan) {
   if (plan.summary.predicted) out["predicted_score"] = plan.summary.predicted->score;
   out["layers"] = nlohmann::ordered_json::array();
   for (const plan::LayerPlan& layer : plan.layers)
-    out["layers"].push_back({{"index", layer.index}, {"window_tokens", plan.window_of(layer)}, {"k", kvrt::to_string(layer.k.scheme)},
+    out["layers"].push_back({{"index", layer.index}, {"window_tokens", plan.window_of(layer)}, {"salient_fraction", layer.salient_fraction}, {"k", kvrt::to_string(layer.k.scheme)},
                              {"v", kvrt::to_string(layer.v.scheme)}});
   fmt::print("{}", io::json_text(out, "standard output"));
 }

@@ -17,7 +17,7 @@ std::string headline(const plan::Plan& plan) {
                                  plan.request.batch > 1 ? fmt::format(" x {}", plan.request.batch) : "", plan::format_bytes(s.bytes));
   text += fmt::format(" ({:.2f}x smaller), sinks {}, window {}", s.compression, plan.sink_tokens, plan.window_tokens);
   const auto n_tiers = std::count_if(plan.layers.begin(), plan.layers.end(), [](const plan::LayerPlan& l) { return l.salient_fraction > 0; });
-  return n_tiers == 0 ? text : text + fmt::format(", salient tier at {} in {} of them", kvrt::to_string(plan.salient->scheme), counted(n_tiers, "layer"));
+  return n_tiers == 0 ? text : text + fmt::format(", salient tier at {} in {}", kvrt::to_string(plan.salient->scheme), counted(n_tiers, "layer"));
 }
 
 std::string prediction_line(const plan::Plan& plan) {

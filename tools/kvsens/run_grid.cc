@@ -18,12 +18,13 @@
 namespace calib::tools {
 namespace {
 
-/// One line a scheme: its mean score over the units of a side, the metric that a planner spends first.
-void print_summary(const sens::SensResult& result, const std::vector<std::string>& metrics, const std::string& output, double seconds, bool json) {
-  struct Line {
-    std::string scheme;
-    std::vector<double> k, v;  ///< per metric
-  };
+/// One line a scheme: its sum over the units of a side, per metric.
+struct Line {
+  std::string scheme;
+  std::vector<double> k, v;  ///< per metric
+};
+
+std::vector<Line> lines_of(const sens::SensResult& result, const std::vector<std::string>& metrics, std::size_t tier_class) {
   std::vector<Line> lines;
   for (std::size_t s = 0; s < result.schemes.size(); ++s) {
     Line line{result.schemes[s], {}, {}};
@@ -32,7 +33,7 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
         double sum = 0;
         bool any = false;
         for (std::size_t u = 0; u < result.units.size(); ++u) {
-          const double mean = result.scores.at(metric).mean[result.index(u, s, 0)];
+          const double mean = result.scores.at(metric).mean[result.index(u, s, tier_class)];
           if (result.units[u].side != side || std::isnan(mean)) continue;
           if (side == Side::kV && metric == "attn_kl") continue;  // 0 by definition: values do not enter the scores
           sum += mean;
@@ -42,10 +43,15 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
       }
     lines.push_back(std::move(line));
   }
+  return lines;
+}
+
+/// The first window, with every share of a salient tier; in JSON without one.
+void print_summary(const sens::SensResult& result, const std::vector<std::string>& metrics, const std::string& output, double seconds, bool json) {
   if (json) {
     nlohmann::ordered_json j = {{"output", to_valid_utf8(output)}, {"seconds", seconds}, {"units", result.units.size()}, {"schemes", result.schemes.size()},
                                 {"windows", result.windows}, {"tokens", result.data.n_tokens}, {"peak_memory_bytes", peak_memory_bytes()}};
-    for (const Line& line : lines)
+    for (const Line& line : lines_of(result, metrics, 0))
       for (std::size_t m = 0; m < metrics.size(); ++m) {
         if (!std::isnan(line.k[m])) j["sum_over_units"][metrics[m]]["K"][line.scheme] = line.k[m];
         if (!std::isnan(line.v[m])) j["sum_over_units"][metrics[m]]["V"][line.scheme] = line.v[m];
@@ -53,14 +59,17 @@ void print_summary(const sens::SensResult& result, const std::vector<std::string
     fmt::print("{}\n", j.dump(2));
     return;
   }
-  fmt::print("sum over units, window {}{}\n{:<28}", result.windows.front(), result.salient_scheme.empty() ? "" : ", no salient tier", "scheme");
-  for (const std::string& metric : metrics) fmt::print("{:>17}{:>17}", metric + " K", metric + " V");
-  fmt::print("\n");
   const auto cell = [](double x) { return std::isnan(x) ? std::string("-") : fmt::format("{:.3e}", x); };
-  for (const Line& line : lines) {
-    fmt::print("{:<28}", line.scheme);
-    for (std::size_t m = 0; m < metrics.size(); ++m) fmt::print("{:>17}{:>17}", cell(line.k[m]), cell(line.v[m]));
+  for (std::size_t w = 0; w < result.windows.size(); ++w) {
+    if (result.windows[w] != result.windows.front()) continue;
+    fmt::print("sum over units, window {}{}\n{:<28}", result.windows[w], quant::tier_text(result.salient_fraction(w), result.salient_scheme), "scheme");
+    for (const std::string& metric : metrics) fmt::print("{:>17}{:>17}", metric + " K", metric + " V");
     fmt::print("\n");
+    for (const Line& line : lines_of(result, metrics, w)) {
+      fmt::print("{:<28}", line.scheme);
+      for (std::size_t m = 0; m < metrics.size(); ++m) fmt::print("{:>17}{:>17}", cell(line.k[m]), cell(line.v[m]));
+      fmt::print("\n");
+    }
   }
   fmt::print("{}: {}, {}, {} in {}, peak memory {}\n", to_valid_utf8(output), counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"),
              counted(result.data.n_tokens, "token"), format_duration(seconds), format_bytes(static_cast<double>(peak_memory_bytes())));

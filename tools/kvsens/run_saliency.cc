@@ -17,8 +17,8 @@
 namespace calib::tools {
 namespace {
 
-/// Bare forward passes that a run takes at most: 1.6 measured on SmolLM2-135M at 2,048 tokens (scripts/bench/RESULTS.md); placing by block
-/// grows with the square of the length.
+/// Bare forward passes that a run takes at most: 1 measured on SmolLM2-135M at 2,048 tokens (scripts/bench/RESULTS.md); probe and accumulated
+/// scores by block grow with the square of the length.
 constexpr double kPasses = 3;
 
 double mean_of(const std::vector<double>& x) {
