@@ -1,11 +1,7 @@
 // kvsens as a user runs it: exit codes, files, messages.
 
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <string>
 
@@ -15,27 +11,16 @@
 #include "libcalib/artifacts/eval_file.h"
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/sens_file.h"
+#include "tests/cli/run_program.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/tiny_models.h"
 
 namespace calib {
 namespace {
 
-struct Outcome {
-  int exit_code = -1;
-  std::string text;  ///< stdout and stderr
-};
+using Outcome = test::CommandResult;
 
-Outcome run(const std::string& command) {
-  Outcome out;
-  FILE* pipe = popen((std::string(CALIB_BIN_DIR) + "/" + command + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return out;
-  std::array<char, 4096> buffer;
-  for (std::size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.text.append(buffer.data(), n);
-  const int status = pclose(pipe);
-  out.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return out;
-}
+Outcome run(const std::string& command) { return test::run_command(command); }
 
 class Kvsens : public testing::Test {
  protected:

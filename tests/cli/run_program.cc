@@ -7,7 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <stdexcept>
 
 #include <gtest/gtest.h>
@@ -78,6 +80,17 @@ ProgramResult run_program(const std::string& name, const std::vector<std::string
   result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   result.peak_kib = usage.ru_maxrss;
   return result;
+}
+
+CommandResult run_command(const std::string& command) {
+  CommandResult out;
+  FILE* pipe = ::popen((std::string(CALIB_BIN_DIR) + "/" + command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return out;
+  std::array<char, 4096> buffer;
+  for (std::size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.text.append(buffer.data(), n);
+  const int status = ::pclose(pipe);
+  out.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return out;
 }
 
 void expect_refusal(const ProgramResult& result, int exit_code, const std::vector<std::string>& parts) {

@@ -18,6 +18,14 @@ struct ProgramResult {
 ProgramResult run_program(const std::string& name, const std::vector<std::string>& args, const std::string& input = "",
                           double interrupt_after = -1);
 
+struct CommandResult {
+  int exit_code = -1;
+  std::string text;  ///< stdout and stderr as they came
+};
+
+/// "PROGRAM argument …" of build/bin through the shell.
+CommandResult run_command(const std::string& command);
+
 /// What every refusal must look like: this exit code, first line "error: ", the parts named, no text of a library.
 void expect_refusal(const ProgramResult& result, int exit_code, const std::vector<std::string>& parts);
 

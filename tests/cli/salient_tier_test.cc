@@ -1,7 +1,6 @@
 // The salient tier as a user meets it: scores with it, the evidence for it, plans and measurements.
 
 #include <filesystem>
-#include <sstream>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -16,21 +15,9 @@
 namespace calib {
 namespace {
 
-struct Outcome {
-  int exit_code = -1;
-  std::string text;  ///< stdout and stderr
-};
+using Outcome = test::CommandResult;
 
-/// "PROGRAM argument …", without spaces inside arguments.
-Outcome run(const std::string& command) {
-  std::istringstream words(command);
-  std::string program, word;
-  words >> program;
-  std::vector<std::string> arguments;
-  while (words >> word) arguments.push_back(word);
-  const test::ProgramResult r = test::run_program(program, arguments);
-  return {r.exit_code, r.out + r.err};
-}
+Outcome run(const std::string& command) { return test::run_command(command); }
 
 // From scores to a measured plan: token saliency decides where a tier may stand, and every reader of the plan knows it.
 TEST(SalientTierCli, FromScoresToAMeasuredPlan) {
