@@ -73,7 +73,7 @@ struct KeyTile {
     KVRT_UNROLL
     for (int r = 0; r < 2; ++r) {
       Codes::load(view, block, row + 8 * r, quad, words[r]);
-      params[r] = has_params ? load_token_params<Codes>(view, block, row + 8 * r, group) : 0u;
+      params[r] = has_params ? TokenParams<Codes>(view, block, row + 8 * r).of_group(group) : 0u;
     }
     if (Codes::kIsTable) {
       KVRT_UNROLL
@@ -157,6 +157,7 @@ struct CodedKeys : PostRopeKeys<CodedKeys<Codes, D, kIsPadded>, D> {
       }
       add_values<N>(view, tile, minus_zero, quad, query, s, [&](int, int, ValuePairs (&p)[2]) { p[0] = of_rows[0], p[1] = of_rows[1]; });
     } else {
+      const TokenParams<Codes> of_rows[2] = {{view, place.k, row}, {view, place.k, row + 8}};
       add_values<N>(view, tile, minus_zero, quad, query, s, [&](int step, int reg, ValuePairs (&p)[2]) {
         KVRT_UNROLL
         for (int r = 0; r < 2; ++r) {
@@ -164,7 +165,7 @@ struct CodedKeys : PostRopeKeys<CodedKeys<Codes, D, kIsPadded>, D> {
           KVRT_UNROLL
           for (int half = 0; half < 2; ++half) {
             const int group = cuda::reread(view.group[channel(quad, step, reg, half)]);
-            w[half] = value_params<Codes>(view, load_token_params<Codes>(view, place.k, row + 8 * r, group));
+            w[half] = value_params<Codes>(view, of_rows[r].of_group(group));
           }
           p[r] = value_pairs(w[0], w[1]);
         }

@@ -26,7 +26,7 @@ struct CodedValues {
   KVRT_DEVICE static bool folds_scale(const SideView& view) { return cuda::reread(view.mode) == ParamMode::kRow && cuda::reread(view.n_groups) != 0; }
   /// Of token `slot`, as stored; with folds_scale().
   KVRT_DEVICE static std::uint32_t row_params(const SideView& view, const std::uint8_t* block, int slot) {
-    return load_token_params<Codes>(view, block, slot, 0);
+    return TokenParams<Codes>(view, block, slot).of_group(0);
   }
   KVRT_DEVICE static float row_scale(const SideView& view, std::uint32_t params) { return value_scale<Codes>(view, params); }
   KVRT_DEVICE static float row_lo(const SideView& view, std::uint32_t params) { return value_lo<Codes>(view, params); }
@@ -108,7 +108,7 @@ struct CodedValues {
       std::uint32_t w[2];
       KVRT_UNROLL
       for (int j = 0; j < 2; ++j) {
-        const std::uint32_t params = value_params<Codes>(view, load_token_params<Codes>(view, block, slot + value_token(quad, 2 * half + j), group));
+        const std::uint32_t params = value_params<Codes>(view, TokenParams<Codes>(view, block, slot + value_token(quad, 2 * half + j)).of_group(group));
         w[j] = live[2 * half + j] ? params : 0u;
       }
       p[half] = value_pairs(w[0], w[1]);

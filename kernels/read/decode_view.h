@@ -80,18 +80,21 @@ KVRT_DEVICE const std::uint8_t* page_block(const SideView& view, std::int64_t pa
   return cuda::reread(view.first) + page * cuda::reread(view.page_bytes);
 }
 
-/// Stored parameters number `index` of a block: fp16 scale in the low half, fp16 lo (or 0) in the high half.
+/// Where the stored parameters of a token are, and those of its groups: fp16 scale in the low half, fp16 lo (or 0) in the high half.
 template <class Codes>
-KVRT_DEVICE std::uint32_t load_params(const SideView& view, const std::uint8_t* block, int index) {
-  const std::uint8_t* p = block + cuda::reread(view.params);
-  if (Codes::kParamBytes == 4 || (Codes::kParamBytes == 0 && cuda::reread(view.param_bytes) == 4)) return cuda::load_shared_word(p + 4 * index);
-  return cuda::load_shared_half(p + 2 * index);
-}
-/// Those of token `slot` and a group.
-template <class Codes>
-KVRT_DEVICE std::uint32_t load_token_params(const SideView& view, const std::uint8_t* block, int slot, int group) {
-  return load_params<Codes>(view, block, slot * cuda::reread(view.n_groups) + group);
-}
+struct TokenParams {
+  const std::uint8_t* first;
+  int bytes;  ///< of a group
+
+  KVRT_DEVICE TokenParams(const SideView& view, const std::uint8_t* block, int slot)
+      : bytes(Codes::kParamBytes != 0 ? Codes::kParamBytes : cuda::reread(view.param_bytes)) {
+    first = block + cuda::reread(view.params) + bytes * (slot * cuda::reread(view.n_groups));
+  }
+  KVRT_DEVICE std::uint32_t of_group(int group) const {
+    const std::uint8_t* const p = first + bytes * group;
+    return bytes == 4 ? cuda::load_shared_word(p) : cuda::load_shared_half(p);
+  }
+};
 /// channel.g<N>: words of the channels, in stored order, for the tile of 16 tokens from `slot`.
 KVRT_DEVICE const std::uint8_t* channel_params(const SideView& view, const std::uint8_t* block, int slot) {
   return block + cuda::reread(view.params) + 4 * (slot / cuda::reread(view.channel_group) * cuda::reread(view.head_dim));
