@@ -194,7 +194,8 @@ struct CodedKeys : PostRopeKeys<CodedKeys<Codes, D, kIsPadded>, D> {
   }
   /// pairs_of(step, reg, p) gives the parameters of both rows.
   template <int N, class PairsOf>
-  KVRT_DEVICE static void add_values(const SideView& view, const KeyTile<Codes>& tile, std::uint32_t minus_zero, int quad, const Query<N>& query, float (&s)[N][4], PairsOf pairs_of) {
+  KVRT_DEVICE static void add_values(const SideView& view, const KeyTile<Codes>& tile, std::uint32_t minus_zero, int quad, const Query<N>& query,
+                                     float (&s)[N][4], PairsOf pairs_of) {
     for_scores<N>([&](int n, int i) { s[n][i] = 0; });
     KVRT_UNROLL
     for (int step = 0; step < D / 16; ++step) {

@@ -39,7 +39,7 @@ struct SideView {
   std::int32_t spread;         ///< order of stored channels
   std::int32_t lane_shift;     ///< kGroups: lane i of a row reads group i >> lane_shift
   std::uint32_t table[kTableWords];
-  /// Which of its token's parameters (of its group of tokens', kChannel) the channel stored at a position has; behind the row, those of the last one.
+  /// Of the channel stored at a position: its group in token.g<N>, its position in channel.g<N>. Behind the row, those of the last one.
   std::uint8_t group[kMaxDecodeDim];
 };
 
