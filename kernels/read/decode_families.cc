@@ -39,7 +39,8 @@ bool decode_family(const PageCodec& codec, DecodeFamily* family, std::string* er
 
 bool has_any_groups(const PageCodec& codec, bool is_key) {
   if (codec.granularity != Granularity::kToken || codec.group == codec.head_dim) return false;
-  return codec.spread != 0 || codec.group % (codec.head_dim / (is_key ? 4 : 8)) != 0;
+  const int lane_channels = codec.head_dim / (is_key ? 4 : 8);  // 0: rows narrower than the lanes of a row
+  return codec.spread != 0 || lane_channels == 0 || codec.group % lane_channels != 0;
 }
 
 namespace {

@@ -304,8 +304,8 @@ KVRT_DEVICE void merge_warps(const DecodeArgs& args, RunningSoftmax<D, N>& r, Sh
 template <class Keys, int D, int N>
 KVRT_DEVICE void share_segment(const DecodeArgs& args, const DecodeWork& work, const DecodeChunk& chunk, const Segment& segment, DecodeShared<Keys, D, N>& shared) {
   const int thread = cuda::thread_index();
-  view_side(segment.k, D / 4, thread, kDecodeThreads, &shared.k);
-  view_side(segment.v, D / 8, thread, kDecodeThreads, &shared.v);
+  view_side(segment.k, D, 4, thread, kDecodeThreads, &shared.k);
+  view_side(segment.v, D, 8, thread, kDecodeThreads, &shared.v);
   Keys::prepare(args, segment, shared.keys);
   if (thread != 0) return;
   shared.work = work;

@@ -73,7 +73,7 @@ struct KeyTile {
     KVRT_UNROLL
     for (int r = 0; r < 2; ++r) {
       Codes::load(view, block, row + 8 * r, quad, words[r]);
-      params[r] = has_params ? load_token_params<Codes>(view, block, row + 8 * r, group) : 0u;
+      params[r] = has_params ? TokenParams<Codes>(view, block, row + 8 * r).of_group(group) : 0u;
     }
     if (Codes::kIsTable) {
       KVRT_UNROLL
@@ -155,16 +155,17 @@ struct CodedKeys : PostRopeKeys<CodedKeys<Codes, D, kIsPadded>, D> {
         const std::uint32_t w = value_params<Codes>(view, tile.params[r]);
         of_rows[r] = value_pairs(w, w);
       }
-      add_values<N>(tile, minus_zero, quad, query, s, [&](int, int, ValuePairs (&p)[2]) { p[0] = of_rows[0], p[1] = of_rows[1]; });
+      add_values<N>(view, tile, minus_zero, quad, query, s, [&](int, int, ValuePairs (&p)[2]) { p[0] = of_rows[0], p[1] = of_rows[1]; });
     } else {
-      add_values<N>(tile, minus_zero, quad, query, s, [&](int step, int reg, ValuePairs (&p)[2]) {
+      const TokenParams<Codes> of_rows[2] = {{view, place.k, row}, {view, place.k, row + 8}};
+      add_values<N>(view, tile, minus_zero, quad, query, s, [&](int step, int reg, ValuePairs (&p)[2]) {
         KVRT_UNROLL
         for (int r = 0; r < 2; ++r) {
           std::uint32_t w[2];
           KVRT_UNROLL
           for (int half = 0; half < 2; ++half) {
-            const int group = cuda::reread(view.group[position(view, quad, step, reg, half)]);
-            w[half] = value_params<Codes>(view, load_token_params<Codes>(view, place.k, row + 8 * r, group));
+            const int group = cuda::reread(view.group[channel(quad, step, reg, half)]);
+            w[half] = value_params<Codes>(view, of_rows[r].of_group(group));
           }
           p[r] = value_pairs(w[0], w[1]);
         }
@@ -173,13 +174,8 @@ struct CodedKeys : PostRopeKeys<CodedKeys<Codes, D, kIsPadded>, D> {
   }
 
  private:
-  /// Stored position of a half of a register; of what stands behind the row, the last one.
-  KVRT_DEVICE static int position(const SideView& view, int quad, int step, int reg, int half) {
-    const int p = channel(quad, step, reg, half);
-    if (!kIsPadded) return p;
-    const int last = cuda::reread(view.head_dim) - 1;
-    return p < last ? p : last;
-  }
+  /// Whether any lane's positions of a register are in the row (decode_values.h: has_channel).
+  KVRT_DEVICE static bool has_position(const SideView& view, int step, int reg) { return !kIsPadded || channel(0, step, reg, 0) < cuda::reread(view.head_dim); }
   /// operand(n, step, b) gives operand B.
   template <int N, class Operand>
   KVRT_DEVICE static void add_codes(const KeyTile<Codes>& tile, int quad, const Query<N>& query, float (&s)[N][4], Operand operand) {
@@ -198,13 +194,15 @@ struct CodedKeys : PostRopeKeys<CodedKeys<Codes, D, kIsPadded>, D> {
   }
   /// pairs_of(step, reg, p) gives the parameters of both rows.
   template <int N, class PairsOf>
-  KVRT_DEVICE static void add_values(const KeyTile<Codes>& tile, std::uint32_t minus_zero, int quad, const Query<N>& query, float (&s)[N][4], PairsOf pairs_of) {
+  KVRT_DEVICE static void add_values(const SideView& view, const KeyTile<Codes>& tile, std::uint32_t minus_zero, int quad, const Query<N>& query,
+                                     float (&s)[N][4], PairsOf pairs_of) {
     for_scores<N>([&](int n, int i) { s[n][i] = 0; });
     KVRT_UNROLL
     for (int step = 0; step < D / 16; ++step) {
-      std::uint32_t a[4];
+      std::uint32_t a[4] = {0, 0, 0, 0};
       KVRT_UNROLL
       for (int reg = 0; reg < 2; ++reg) {
+        if (!has_position(view, step, reg)) continue;
         ValuePairs p[2];
         pairs_of(step, reg, p);
         KVRT_UNROLL
@@ -235,6 +233,7 @@ struct PlainKeys : PostRopeKeys<PlainKeys<D, IsBf16, kIsPadded>, D> {
     for_scores<N>([&](int n, int i) { s[n][i] = 0; });
     KVRT_UNROLL
     for (int piece = 0; piece < D / 32; ++piece) {
+      if (kIsPadded && 16 * piece >= cuda::reread(view.row_words)) break;
       std::uint32_t words[2][4];
       KVRT_UNROLL
       for (int r = 0; r < 2; ++r) load_words<kIsPadded, 4>(place.k + (row + 8 * r) * (4 * row_words), 16 * piece + 4 * quad, row_words, words[r]);

@@ -162,12 +162,13 @@ struct PreKeys {
         for (int r = 0; r < 2; ++r) scale[r][0] = p.x, lo[r][0] = p.y, scale[r][1] = p.z, lo[r][1] = p.w;
       });
     } else {
+      const TokenParams<Codes> of_rows[2] = {{view, block, row}, {view, block, row + 8}};
       std::uint32_t params[2][kBlocks];
       KVRT_UNROLL
       for (int b = 0; b < kBlocks; ++b) {
         const int group = cuda::reread(view.group[quad * (D / 4) + b * kBlock]);
         KVRT_UNROLL
-        for (int r = 0; r < 2; ++r) params[r][b] = value_params<Codes>(view, load_token_params<Codes>(view, block, row + 8 * r, group));
+        for (int r = 0; r < 2; ++r) params[r][b] = value_params<Codes>(view, of_rows[r].of_group(group));
       }
       add_products<N>(view, shared, words, offset, s, [&](int i, std::uint32_t (&scale)[2][2], std::uint32_t (&lo)[2][2]) {
         const cuda::Words2 mean = shared.means[4 * i + quad];

@@ -165,13 +165,19 @@ struct Code2ValueCodes : WordColumns<D, 2, kIsPadded>, TableValueCodes {
   }
 };
 template <int D, bool kIsPadded>
-struct Code3ValueCodes : CellColumns<D, kIsPadded>, TableValueCodes {
+struct Code3ValueCodes : TableValueCodes {
   using Row = CellColumns<D, kIsPadded>;
+  static constexpr int kLow = Row::kIsHalf || Row::kIsQuarter ? 1 : 2, kWords = kLow + 1;  ///< words of plane A that hold a lane's codes, and the one of plane B
+  KVRT_DEVICE static void load(const SideView& view, const std::uint8_t* block, int row, int g, std::uint32_t (&words)[kWords]) {
+    const int plane_words = kIsPadded ? cuda::reread(view.row_words) : D / 16, first = g * (D / 8);
+    load_words<kIsPadded, kLow>(block + row * (4 * plane_words), first / 16, plane_words, words);
+    load_words<kIsPadded, 1>(block + cuda::reread(view.plane_b) + row * (2 * plane_words), first / 32, plane_words / 2, words, kLow);
+  }
   KVRT_DEVICE static constexpr int channel(int g, int reg) { return expanded_column<D>(g, reg); }
   template <int W>
   KVRT_DEVICE static std::uint32_t expand(const std::uint32_t (&words)[W], const Table& table, int g, int reg) {
-    const int at = 3 * (reg / 32), half = Row::half_of(g, reg), shift = Row::kIsQuarter ? 16 * (g % 2) : 0;
-    return expand3((half != 0 ? words[at + 1] : words[at]) >> shift, words[at + 2] >> (2 * half) >> shift, table, reg % 16 / 4);
+    const int half = Row::half_of(g, reg), shift = Row::kIsQuarter ? 16 * (g % 2) : 0;
+    return expand3(words[kLow == 1 ? 0 : half] >> shift, words[kLow] >> (2 * half) >> shift, table, reg % 16 / 4);
   }
   template <int W>
   KVRT_DEVICE static std::uint32_t raw(const std::uint32_t (&even)[W], const std::uint32_t (&odd)[W], const Table& table, int g, int reg) {

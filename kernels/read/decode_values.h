@@ -26,7 +26,7 @@ struct CodedValues {
   KVRT_DEVICE static bool folds_scale(const SideView& view) { return cuda::reread(view.mode) == ParamMode::kRow && cuda::reread(view.n_groups) != 0; }
   /// Of token `slot`, as stored; with folds_scale().
   KVRT_DEVICE static std::uint32_t row_params(const SideView& view, const std::uint8_t* block, int slot) {
-    return load_token_params<Codes>(view, block, slot, 0);
+    return TokenParams<Codes>(view, block, slot).of_group(0);
   }
   KVRT_DEVICE static float row_scale(const SideView& view, std::uint32_t params) { return value_scale<Codes>(view, params); }
   KVRT_DEVICE static float row_lo(const SideView& view, std::uint32_t params) { return value_lo<Codes>(view, params); }
@@ -80,29 +80,26 @@ struct CodedValues {
     if (Codes::kHasChannelGroups && mode == ParamMode::kChannel) {
       const std::uint8_t* const params = channel_params(view, block, slot);
       const bool any = live[0] || live[1] || live[2] || live[3];
-      add_values<N>(words, table, minus_zero, g, weights, o, [&](int reg, ValuePairs (&p)[2]) {
-        const std::uint32_t w = any ? value_params<Codes>(view, cuda::load_shared_word(params + 4 * row_channel(view, g, reg))) : 0u;
+      add_values<N>(view, words, table, minus_zero, g, weights, o, [&](int reg, ValuePairs (&p)[2]) {
+        const int c = kIsPadded ? cuda::reread(view.group[channel(g, reg)]) : channel(g, reg);
+        const std::uint32_t w = any ? value_params<Codes>(view, cuda::load_shared_word(params + 4 * c)) : 0u;
         p[0] = p[1] = value_pairs(w, w);
       });
     } else if (!kIsPadded || mode == ParamMode::kGroups) {
       ValuePairs of_tokens[2];
       token_pairs(view, block, slot, g >> cuda::reread(view.lane_shift), live, of_tokens);
-      add_values<N>(words, table, minus_zero, g, weights, o, [&](int, ValuePairs (&p)[2]) { p[0] = of_tokens[0], p[1] = of_tokens[1]; });
+      add_values<N>(view, words, table, minus_zero, g, weights, o, [&](int, ValuePairs (&p)[2]) { p[0] = of_tokens[0], p[1] = of_tokens[1]; });
     } else {
-      add_values<N>(words, table, minus_zero, g, weights, o, [&](int reg, ValuePairs (&p)[2]) {
-        token_pairs(view, block, slot, cuda::reread(view.group[row_channel(view, g, reg)]), live, p);
+      add_values<N>(view, words, table, minus_zero, g, weights, o, [&](int reg, ValuePairs (&p)[2]) {
+        token_pairs(view, block, slot, cuda::reread(view.group[channel(g, reg)]), live, p);
       });
     }
   }
 
  private:
-  /// Channel of a register; of what stands behind the row, the last one.
-  KVRT_DEVICE static int row_channel(const SideView& view, int g, int reg) {
-    const int c = channel(g, reg);
-    if (!kIsPadded) return c;
-    const int last = cuda::reread(view.head_dim) - 1;
-    return c < last ? c : last;
-  }
+  /// Whether any lane's channel of a register is in the row: that of the first one is the least. Padded kernels ask for each register, since the
+  /// compiler would move the loads for all of them before the first product otherwise, and run out of registers.
+  KVRT_DEVICE static bool has_channel(const SideView& view, int reg) { return !kIsPadded || channel(0, reg) < cuda::reread(view.head_dim); }
   /// (even token, odd token) pairs of scale' and lo' of a group; 0 for tokens that are not live.
   KVRT_DEVICE static void token_pairs(const SideView& view, const std::uint8_t* block, int slot, int group, const bool (&live)[4], ValuePairs (&p)[2]) {
     const int quad = cuda::lane_index() % 4;
@@ -111,7 +108,7 @@ struct CodedValues {
       std::uint32_t w[2];
       KVRT_UNROLL
       for (int j = 0; j < 2; ++j) {
-        const std::uint32_t params = value_params<Codes>(view, load_token_params<Codes>(view, block, slot + value_token(quad, 2 * half + j), group));
+        const std::uint32_t params = value_params<Codes>(view, TokenParams<Codes>(view, block, slot + value_token(quad, 2 * half + j)).of_group(group));
         w[j] = live[2 * half + j] ? params : 0u;
       }
       p[half] = value_pairs(w[0], w[1]);
@@ -119,14 +116,15 @@ struct CodedValues {
   }
   /// pairs_of(reg, p) gives the parameters of both token pairs.
   template <int N, class PairsOf>
-  KVRT_DEVICE static void add_values(const std::uint32_t (&words)[4][Codes::kWords], const Table& table, std::uint32_t minus_zero, int g,
-                                     const std::uint32_t (&weights)[N][2], float (&o)[N][D / 16][4], PairsOf pairs_of) {
+  KVRT_DEVICE static void add_values(const SideView& view, const std::uint32_t (&words)[4][Codes::kWords], const Table& table, std::uint32_t minus_zero,
+                                     int g, const std::uint32_t (&weights)[N][2], float (&o)[N][D / 16][4], PairsOf pairs_of) {
     KVRT_UNROLL
     for (int tile = 0; tile < D / 16; ++tile) {
-      std::uint32_t a[4];
+      std::uint32_t a[4] = {0, 0, 0, 0};
       KVRT_UNROLL
       for (int row = 0; row < 2; ++row) {
         const int reg = 2 * tile + row;
+        if (!has_channel(view, reg)) continue;
         ValuePairs p[2];
         pairs_of(reg, p);
         std::uint32_t minus = Codes::minus_bias(reg);
@@ -165,6 +163,7 @@ struct PlainValues {
     constexpr int kPart = 4;  // words of one load
     KVRT_UNROLL
     for (int part = 0; part < kWords; part += kPart) {
+      if (kIsPadded && part >= cuda::reread(view.row_words)) break;
       std::uint32_t words[4][kPart];
       KVRT_UNROLL
       for (int i = 0; i < 4; ++i) {

@@ -39,15 +39,19 @@ struct SideView {
   std::int32_t spread;         ///< order of stored channels
   std::int32_t lane_shift;     ///< kGroups: lane i of a row reads group i >> lane_shift
   std::uint32_t table[kTableWords];
-  std::uint8_t group[kMaxDecodeDim];  ///< group of the channel stored at a position
+  /// Of the channel stored at a position: its group in token.g<N>, its position in channel.g<N>. Behind the row, those of the last one.
+  std::uint8_t group[kMaxDecodeDim];
 };
 
-/// Threads of a block fill a view together. lane_channels: those that one lane reads of a row. A barrier must follow.
-KVRT_DEVICE void view_side(const SegmentSide& side, int lane_channels, int thread, int n_threads, SideView* view) {
+/// Threads of a block fill a view together. width: of the products; row_lanes: lanes that share a row of it. A barrier must follow.
+KVRT_DEVICE void view_side(const SegmentSide& side, int width, int row_lanes, int thread, int n_threads, SideView* view) {
   const PageCodec& c = side.codec;
   const bool is_token = c.granularity == Granularity::kToken, is_channel = c.granularity == Granularity::kChannel;
-  if (is_token) {
-    for (int p = thread; p < c.head_dim; p += n_threads) view->group[p] = static_cast<std::uint8_t>(stored_channel(c.spread, c.head_dim, p) / c.group);
+  if (is_token || is_channel) {
+    for (int p = thread; p < width; p += n_threads) {
+      const int at = p < c.head_dim ? p : c.head_dim - 1;
+      view->group[p] = static_cast<std::uint8_t>(is_token ? stored_channel(c.spread, c.head_dim, at) / c.group : at);
+    }
   }
   if (thread != 0) return;
   const bool is_table = is_nuq(c.format) || is_lm(c.format), has_range = c.granularity == Granularity::kTensor || c.granularity == Granularity::kHead;
@@ -57,7 +61,7 @@ KVRT_DEVICE void view_side(const SegmentSide& side, int lane_channels, int threa
   view->n_groups = is_token ? c.head_dim / c.group : 0;
   view->param_bytes = is_token || is_channel ? detail::param_stride(c.format) : 0;
   view->channel_group = is_channel ? c.group : 0;
-  const int lanes = is_token ? c.group / lane_channels : 0;  // of a group
+  const int lane_channels = width / row_lanes, lanes = is_token ? c.group / lane_channels : 0;  // of a group
   view->lane_shift = lanes == 4 ? 2 : lanes == 2 ? 1 : 0;
   view->mode = is_channel ? ParamMode::kChannel
                : !is_token || c.group == c.head_dim ? ParamMode::kRow
@@ -76,18 +80,21 @@ KVRT_DEVICE const std::uint8_t* page_block(const SideView& view, std::int64_t pa
   return cuda::reread(view.first) + page * cuda::reread(view.page_bytes);
 }
 
-/// Stored parameters number `index` of a block: fp16 scale in the low half, fp16 lo (or 0) in the high half.
+/// Where the stored parameters of a token are, and those of its groups: fp16 scale in the low half, fp16 lo (or 0) in the high half.
 template <class Codes>
-KVRT_DEVICE std::uint32_t load_params(const SideView& view, const std::uint8_t* block, int index) {
-  const std::uint8_t* p = block + cuda::reread(view.params);
-  if (Codes::kParamBytes == 4 || (Codes::kParamBytes == 0 && cuda::reread(view.param_bytes) == 4)) return cuda::load_shared_word(p + 4 * index);
-  return cuda::load_shared_half(p + 2 * index);
-}
-/// Those of token `slot` and a group.
-template <class Codes>
-KVRT_DEVICE std::uint32_t load_token_params(const SideView& view, const std::uint8_t* block, int slot, int group) {
-  return load_params<Codes>(view, block, slot * cuda::reread(view.n_groups) + group);
-}
+struct TokenParams {
+  const std::uint8_t* first;
+  int bytes;  ///< of a group
+
+  KVRT_DEVICE TokenParams(const SideView& view, const std::uint8_t* block, int slot)
+      : bytes(Codes::kParamBytes != 0 ? Codes::kParamBytes : cuda::reread(view.param_bytes)) {
+    first = block + cuda::reread(view.params) + bytes * (slot * cuda::reread(view.n_groups));
+  }
+  KVRT_DEVICE std::uint32_t of_group(int group) const {
+    const std::uint8_t* const p = first + bytes * group;
+    return bytes == 4 ? cuda::load_shared_word(p) : cuda::load_shared_half(p);
+  }
+};
 /// channel.g<N>: words of the channels, in stored order, for the tile of 16 tokens from `slot`.
 KVRT_DEVICE const std::uint8_t* channel_params(const SideView& view, const std::uint8_t* block, int slot) {
   return block + cuda::reread(view.params) + 4 * (slot / cuda::reread(view.channel_group) * cuda::reread(view.head_dim));
@@ -126,10 +133,11 @@ KVRT_DEVICE std::uint32_t high_halves(std::uint32_t a, std::uint32_t b) { return
 template <bool kIsPadded, int W, int kAll>
 KVRT_DEVICE void load_words(const std::uint8_t* row, int begin, int row_words, std::uint32_t (&words)[kAll], int at = 0) {
   if (kIsPadded) {
+    const int n_words = row_words - begin;
     KVRT_UNROLL
     for (int i = 0; i < W; ++i) {
       std::uint32_t word[1] = {0};
-      if (begin + i < row_words) cuda::load_stream<1>(row + 4 * (begin + i), word);
+      if (i < n_words) cuda::load_stream<1>(row + 4 * (begin + i), word);
       words[at + i] = word[0];
     }
     return;

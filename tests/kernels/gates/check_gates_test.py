@@ -25,7 +25,6 @@ class CheckGates(unittest.TestCase):
         self.assertEqual(self.complaints(), [])
 
     def test_each_limit(self):
-        self.assertEqual(self.complaints({"spill": 8}), ["kernel on sm_90: 8 spill, at most 0"])
         self.assertEqual(self.complaints({"stack": 16}), ["kernel on sm_90: 16 stack, at most 0"])
         self.assertEqual(self.complaints({"registers": 129}), ["kernel on sm_90: 129 registers, at most 128"])
         self.assertEqual(self.complaints({"shared": 4097}), ["kernel on sm_90: 4097 shared, at most 4096"])
@@ -34,11 +33,24 @@ class CheckGates(unittest.TestCase):
         self.assertEqual(self.complaints(opcodes={"div": 1}), ["kernel: 1 div instructions, 0 in the baseline"])
         self.assertEqual(self.complaints(forbidden=["local memory"]), ["kernel: local memory"])
 
-    def test_declared_stack_and_spills_are_limits(self):
+    def test_declared_stack_is_a_limit(self):
         self.assertEqual(self.complaints({"stack": 16}, forbidden=["local memory"], declared={"stack": 16}), [])
         self.assertEqual(self.complaints({"stack": 24}, declared={"stack": 16}), ["kernel on sm_90: 24 stack, at most 16"])
-        self.assertEqual(self.complaints({"spill": 8}, declared={"spill": 8}), [])
-        self.assertEqual(self.complaints({"spill": 8}, declared={"spill": 4}), ["kernel on sm_90: 8 spill, at most 4"])
+
+    def test_no_kernel_may_spill(self):
+        spilled = ["kernel on sm_90: 8 bytes spilled, no kernel may spill"]
+        self.assertEqual(self.complaints({"spill": 8}), spilled)
+        self.assertEqual(self.complaints({"spill": 8}, declared={"spill": 8}), spilled)
+        self.assertEqual(check_gates.declared_spills({"unit": BASELINE}), [])
+        self.assertEqual(check_gates.declared_spills({"unit": {"kernel": BASELINE["kernel"] | {"spill": 8}}}),
+                         ["kernel: the baseline of unit declares a spill, which is no limit"])
+
+    def test_an_update_declares_no_spill(self):
+        measured = copy.deepcopy(MEASURED)
+        measured["kernel"]["on"]["sm_90"]["spill"] = 8
+        caps = check_gates.caps_of(measured)
+        self.assertNotIn("spill", caps["kernel"])
+        self.assertEqual(check_gates.check(measured, caps), ["kernel on sm_90: 8 bytes spilled, no kernel may spill"])
 
     def test_kernels_that_come_or_go(self):
         self.assertEqual(check_gates.check(MEASURED, {}), ["kernel: not in the baseline"])

@@ -86,6 +86,12 @@ INSTANTIATE_TEST_SUITE_P(Padded, DecodeTwoPass, ::testing::Combine(::testing::Va
                          SchemePair{"int3.token.g", "int2.token.g"}, SchemePair{"fp8e4m3.token.g", "nuq3.token.g"}, SchemePair{"bf16", "bf16"},
                          SchemePair{"lm3.token.g", "int3.channel.g32"}, SchemePair{"int2.token.g4", "nuq2.channel.static"}, SchemePair{"nuq4.token.g", "fp8e4m3.token.g"},
                          SchemePair{"int8.channel.g32", "int8.token.g4"}), ::testing::Values(8, 72, 80, 96, 100, 192)), name_of_pair);
+// The same with groups that no lane has to itself, of every family on either side: parameters are looked up channel by channel.
+INSTANTIATE_TEST_SUITE_P(PaddedGroups, DecodeTwoPass, ::testing::Combine(::testing::Values(SchemePair{"int8.token.g4", "int2.token.g4"},
+                         SchemePair{"int4.token.g2", "int4.token.g4"}, SchemePair{"int3.token.g4", "int3.token.g2"}, SchemePair{"fp8e4m3.token.g4", "fp8e4m3.token.g4"},
+                         SchemePair{"lm4.token.g4", "lm2.token.g4"}, SchemePair{"lm3.token.g2", "lm4.token.g4"}, SchemePair{"lm2.token.g4", "lm3.token.g4"},
+                         SchemePair{"int4.channel.g32", "int8.channel.g32"}, SchemePair{"int3.channel.g32", "int4.channel.g32"},
+                         SchemePair{"int2.channel.g32", "int2.channel.g32"}), ::testing::Values(4, 72, 100, 132, 252)), name_of_pair);
 
 DecodeSpec one_sequence(const std::string& k, const std::string& v, std::int64_t n) {
   DecodeSpec spec;
