@@ -205,7 +205,7 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
       std::vector<std::string> notes;
       if (kvrt::needs_calibration(unit.scheme)) unit.params = fit(geometry, side, unit.scheme, &notes);
       unit.why.push_back({"uniform", fmt::format("{} asks for {} on every {}", preset.name, text, side_name(side)), {}});
-      for (const std::string& note : notes) unit.why.push_back({"zero_range", note, {}});
+      for (const std::string& note : notes) unit.why.push_back({"fit", note, {}});
       if (seen != evidence.end())
         for (Reason& r : evidence_reasons(unit.scheme, side, seen->second)) unit.why.push_back(std::move(r));
     }
