@@ -70,6 +70,7 @@ std::vector<Reason> evidence_reasons(const kvrt::Scheme& scheme, Side side, cons
   std::string remedy = "ranges per token";
   if (channel) remedy = "ranges per channel keep them apart";
   else if (scheme.had) remedy = "the rotation spreads them";
+  else if (scheme.lowrank > 0) remedy = "the basis spreads them";
   else if (scheme.smooth) remedy = "the factors of `smooth` shrink them";
   else if (scheme.outlier_per_mille > 0) remedy = "the farthest values stand beside the codes";
   else if (kvrt::code_bits(scheme.format) >= 8) remedy = "8 bits and more bear them";
@@ -78,7 +79,7 @@ std::vector<Reason> evidence_reasons(const kvrt::Scheme& scheme, Side side, cons
                      fmt::format("{} channel outlier ratio {:.1f} {} {:.0f}{}: {}", name, outlier, outlier > kOutlierRatio ? ">" : "<=",
                                  kOutlierRatio, frame, outlier > kOutlierRatio ? remedy : "no channel stands out"),
                      {{"ratio", outlier}, {"threshold", kOutlierRatio}}});
-  std::string handled = scheme.center ? "subtracted" : channel ? "absorbed by the channels' minima" : "part of every range";
+  std::string handled = scheme.center || scheme.lowrank > 0 ? "subtracted" : channel ? "absorbed by the channels' minima" : "part of every range";
   reasons.push_back({"mean_ratio",
                      fmt::format("{} mean is {:.2f} of the deviation{}: {}", name, mean, frame, mean > kMeanRatio ? handled : "small"),
                      {{"ratio", mean}, {"threshold", kMeanRatio}}});

@@ -221,7 +221,7 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
       std::vector<std::string> notes;
       if (kvrt::needs_calibration(unit.scheme)) unit.params = fit(geometry, side, unit.scheme, &notes);
       unit.why.push_back({"uniform", fmt::format("{} asks for {} on every {}", preset.name, text, side_name(side)), {}});
-      for (const std::string& note : notes) unit.why.push_back({"zero_range", note, {}});
+      for (const std::string& note : notes) unit.why.push_back({"fit", note, {}});
       if (plan.salient) unit.why.push_back({"tier", fmt::format("{} asks for{} by {}", preset.name, quant::tier_text(preset.salient_fraction, preset.salient).substr(1), plan.salient->score), {{"fraction", preset.salient_fraction}}});
       if (seen != evidence.end())
         for (Reason& r : evidence_reasons(unit.scheme, side, seen->second)) unit.why.push_back(std::move(r));

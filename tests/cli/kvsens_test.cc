@@ -260,9 +260,9 @@ TEST_F(Kvsens, SchemesThatAreNotOfferedAreNamed) {
   EXPECT_NE(sinks.text.find("sink"), std::string::npos) << sinks.text;
 }
 
-// Scored like any scheme: in a grid, jointly, through plans; rank 16 of 16 channels at 8 bits loses next to nothing, rank 2 a lot.
+// Scored like any scheme: in a grid, jointly, through plans; rank 8 of 8 channels at 8 bits loses next to nothing, rank 1 a lot.
 TEST_F(Kvsens, LowRankIsMeasured) {
-  const std::string ranks[] = {"int8.token.g.pre.lowrank16:int8.token.g.lowrank16", "int8.token.g.pre.lowrank8:int8.token.g.lowrank8", "int8.token.g.pre.lowrank2:int8.token.g.lowrank2"};
+  const std::string ranks[] = {"int8.token.g.pre.lowrank8:int8.token.g.lowrank8", "int8.token.g.pre.lowrank4:int8.token.g.lowrank4", "int8.token.g.pre.lowrank1:int8.token.g.lowrank1"};
   const std::string common = inputs() + " --stats " + file("stats.h5") + " --sinks 4 --window 32";
   const Outcome joint = run("kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g," + ranks[0] + "," + ranks[1] + "," + ranks[2] + " -o " + file("lr.json"));
   ASSERT_EQ(joint.exit_code, 0) << joint.text;
@@ -275,21 +275,21 @@ TEST_F(Kvsens, LowRankIsMeasured) {
 
   test::write_file(file("lr.txt"), test::txt(6000).substr(2000));
   const std::string scored = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 3 --data " + file("lr.txt") + " --stats " + file("stats.h5") + " --window 32";
-  const Outcome grid = run("kvsens " + scored + " --candidates int8.token.g,int4.token.g,int2.token.g,int8.token.g.pre.lowrank2,int8.token.g.lowrank2,int8.token.g.lowrank12 -o " + file("lr.h5"));
+  const Outcome grid = run("kvsens " + scored + " --candidates int8.token.g,int4.token.g,int2.token.g,int8.token.g.pre.lowrank1,int8.token.g.lowrank1,int8.token.g.lowrank6 -o " + file("lr.h5"));
   ASSERT_EQ(grid.exit_code, 0) << grid.text;
-  EXPECT_NE(grid.text.find("int8.token.g.lowrank2 left out for K: lowrank2 on keys needs 'pre'"), std::string::npos) << grid.text;
+  EXPECT_NE(grid.text.find("int8.token.g.lowrank1 left out for K: lowrank1 on keys needs 'pre'"), std::string::npos) << grid.text;
   const sens::SensResult s = artifacts::read_sens_file(file("lr.h5"));
-  const auto scheme = static_cast<std::size_t>(std::find(s.schemes.begin(), s.schemes.end(), "int8.token.g.lowrank12") - s.schemes.begin());
+  const auto scheme = static_cast<std::size_t>(std::find(s.schemes.begin(), s.schemes.end(), "int8.token.g.lowrank6") - s.schemes.begin());
   ASSERT_LT(scheme, s.schemes.size());
   for (const char* metric : {"fisher_softmax", "attn_out"}) EXPECT_GT(s.scores.at(metric).mean[s.index(1, scheme, 0)], 0.0) << metric;
-  const auto arrays = s.params.find("00/v/int8.token.g.lowrank12");
+  const auto arrays = s.params.find("00/v/int8.token.g.lowrank6");
   ASSERT_NE(arrays, s.params.end());
   ASSERT_EQ(arrays->second.size(), 3u);
   const LayerGeometry& g = s.model.layers[0];
   for (const sens::FittedArray& a : arrays->second)
-    EXPECT_EQ(a.shape, (std::vector<std::int64_t>{g.n_kv_heads, a.what == "basis_mean" ? g.head_dim : 12 * g.head_dim})) << a.what;
+    EXPECT_EQ(a.shape, (std::vector<std::int64_t>{g.n_kv_heads, a.what == "basis_mean" ? g.head_dim : 6 * g.head_dim})) << a.what;
 
-  // Two directions of a head do not pay: the plan says so, and stores something else.
+  // One direction of a head does not pay: the plan says so, and stores something else.
   const Outcome made = run("kvplan --sens " + file("lr.h5") + " --budget 11 --context 4096 -o " + file("lrp.json"));
   ASSERT_EQ(made.exit_code, 0) << made.text;
   const plan::Plan plan = artifacts::read_plan(file("lrp.json"));

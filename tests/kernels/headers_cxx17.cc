@@ -9,6 +9,7 @@
 #include "kernels/codec/half.h"
 #include "kernels/codec/int_codec.h"
 #include "kernels/codec/llamacpp_blocks.h"
+#include "kernels/codec/low_rank.h"
 #include "kernels/codec/outlier.h"
 #include "kernels/codec/page_codec.h"
 #include "kernels/codec/range.h"

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "libcalib/plan/baseline.h"
+#include "libcalib/plan/decision.h"
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
 #include "synthetic_sens.h"
@@ -216,6 +217,15 @@ TEST(LowRankAcceptance, AUnitWithNothingElseIsNamed) {
     EXPECT_EQ(e.kind(), ErrorKind::kInfeasible);
     EXPECT_THAT(e.what(), AllOf(HasSubstr("layer 0 V"), HasSubstr("int4.token.g.lowrank48 left out: attn_out 9.000e-01")));
   }
+}
+
+TEST(LowRankAcceptance, TheBasisTakesTheMeanAndSpreadsChannels) {
+  quant::UnitEvidence evidence;
+  evidence.k_pre_outlier_ratio = 14, evidence.k_pre_mean_ratio = 3;
+  const std::vector<Reason> reasons = evidence_reasons(quant::parse_scheme("int4.token.g.pre.lowrank48"), Side::kK, evidence);
+  ASSERT_EQ(reasons.size(), 2u);
+  EXPECT_THAT(reasons[0].text, HasSubstr("the basis spreads them"));
+  EXPECT_THAT(reasons[1].text, HasSubstr("subtracted"));
 }
 
 // Widths are those of a channel: 4 bits at rank 48 of 64 are 3.

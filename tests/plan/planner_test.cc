@@ -153,7 +153,7 @@ TEST(Planner, Uniform) {
   EXPECT_EQ(fp8.window_tokens, 0);
   EXPECT_DOUBLE_EQ(fp8.summary.effective_bits, 8.0);
   EXPECT_EQ(fp8.summary.constants_bytes, 6 * 4);
-  EXPECT_EQ(fp8.layers[1].k.why.back().rule, "zero_range");
+  EXPECT_EQ(fp8.layers[1].k.why.back().rule, "fit");
   const Plan kivi = uniform_plan(model, quant::resolve_preset("kivi4", 64), Accounting{}, {}, fit);
   EXPECT_EQ(fitted, 6);  // data-free
   EXPECT_EQ(kivi.window_tokens, 128);
