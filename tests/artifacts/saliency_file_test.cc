@@ -17,7 +17,6 @@ sens::SaliencyResult example() {
   sens::SaliencyResult out;
   out.provenance = test::example_provenance();
   out.model = test::example_model();
-  out.model.layers.back().index = 7;
   out.data = out.calibration_data = test::example_data();
   out.settings = {2048, 4, 4, 128, 32, "int4.token.g", "int3.token.g", "fp8e4m3.token.g"};
   out.layers = {{0, 0.4, 0.05, 1000}, {2, 0.6, 0.25, 1000}};
