@@ -25,6 +25,8 @@ Solver decomposed(const Eigen::MatrixXd& m, const char* name) {
   return solver;
 }
 
+/// Rows are signed so that the first direction of a block adds the same to each of its coefficients: of the direction that varies most
+/// int* then takes that out with lo, and the range is that of the others. Columns of Sylvester's matrices are so, Paley's are not.
 Matrix hadamard(int n) {
   Matrix h = Matrix::Identity(n, n);
   const kvrt::HadamardOrder order = kvrt::hadamard_order(n);
@@ -36,6 +38,8 @@ Matrix hadamard(int n) {
     kvrt::hadamard_rotate(order, column.data(), n, false);
     for (int i = 0; i < n; ++i) h(i, j) = column[static_cast<std::size_t>(i)] == 0 ? 0.0 : std::copysign(scale, column[static_cast<std::size_t>(i)]);
   }
+  for (int i = 0; i < n; ++i)
+    if (h(i, i / order.size * order.size) < 0) h.row(i) *= -1;
   return h;
 }
 

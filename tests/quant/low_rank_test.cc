@@ -107,6 +107,24 @@ TEST(LowRank, CoefficientsAreAllOfOneSize) {
   EXPECT_LT((coefficients - MatrixXd(coefficients.diagonal().asDiagonal())).cwiseAbs().maxCoeff(), 1e-4 * coefficients(0, 0));
 }
 
+// What varies most is the same in all coefficients, and lo of int* takes it out; at 48 (a Paley order) as at 64.
+TEST(LowRank, TheFirstDirectionIsNoPartOfARange) {
+  constexpr int d = 64, n = 400;
+  Rng rng(14);
+  const MatrixXd q = Eigen::HouseholderQR<MatrixXd>(normal(d, d, rng)).householderQ();
+  Eigen::VectorXd deviations = Eigen::VectorXd::Ones(d);
+  deviations(0) = 100;
+  const MatrixXd c = q * deviations.cwiseAbs2().asDiagonal() * q.transpose(), x = normal(n, d, rng) * deviations.asDiagonal() * q.transpose();
+  for (const int r : {64, 48, 20, 32}) {
+    const MatrixXd in = matrix_of(low_rank_basis(values_of(MatrixXd::Identity(d, d)), values_of(c), d, r).in, d, r), coefficients = in.transpose() * c * in;
+    EXPECT_GT(coefficients.minCoeff(), 0) << r;
+    const MatrixXd y = x * in;
+    const Eigen::VectorXd ranges = y.rowwise().maxCoeff() - y.rowwise().minCoeff();
+    // The range of r normal values is 4.7 deviations at 64.
+    EXPECT_LT(ranges.mean(), 5) << r;
+  }
+}
+
 TEST(LowRank, AMomentOfZerosIsNone) {
   Rng rng(13);
   const MatrixXd c = spread(8, 2, rng);
