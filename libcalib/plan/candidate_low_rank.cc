@@ -33,9 +33,9 @@ std::string Candidates::low_rank_objection(std::size_t layer, Side side, std::si
   const double gain = table.mean[other] - table.mean[own], se = std::hypot(table.se[own], table.se[other]);
   const std::int64_t elements = cache_elements({sens_.model.layers[layer]}, accounting_) / 2;
   const bool accepted = gain > 2 * se;  // false for NaN, too
-  const std::string text = fmt::format("{} {:.3e} at {:.3f} bits against {:.3e} of {} at {:.3f}: {:.2e} {} than 2 SE ({:.1e}){}", metric, table.mean[own],
-                                       effective_bits(bytes_of(scheme), elements), table.mean[other], sens_.schemes[*best], effective_bits(bytes_of(*best), elements), gain,
-                                       accepted ? "less, more" : "less, not more", 2 * se, sens_.windows.size() > 1 ? fmt::format(", window {}", sens_.windows[window]) : "");
+  const std::string difference = gain < 0 ? fmt::format("{:.2e} more (2 SE {:.1e})", -gain, 2 * se) : fmt::format("{:.2e} less, {}more than 2 SE ({:.1e})", gain, accepted ? "" : "not ", 2 * se);
+  const std::string text = fmt::format("{} {:.3e} at {:.3f} bits against {:.3e} of {} at {:.3f}: {}{}", metric, table.mean[own], effective_bits(bytes_of(scheme), elements), table.mean[other],
+                                       sens_.schemes[*best], effective_bits(bytes_of(*best), elements), difference, sens_.windows.size() > 1 ? fmt::format(", window {}", sens_.windows[window]) : "");
   verdict.numbers.insert(verdict.numbers.end(), {{metric, table.mean[own]}, {metric + "_plain", table.mean[other]}, {metric + "_se", se}});
   if (!accepted) return text;
   verdict.text += (verdict.text.empty() ? "" : "; ") + text;

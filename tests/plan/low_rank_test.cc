@@ -149,6 +149,9 @@ TEST(LowRankAcceptance, TheBestPlainSchemeOfItsBytesIsTheMeasure) {
   set(sens, "attn_out", Side::kK, kInt3, 0.6);
   EXPECT_FALSE(allowed(sens, Side::kK));
   EXPECT_THAT(verdict(sens, Side::kK).text, HasSubstr("of int3.token.g at"));
+  sens = paying();
+  set(sens, "attn_out", Side::kV, kLowRankV, 1.5);
+  EXPECT_THAT(verdict(sens, Side::kV).text, HasSubstr("5.00e-01 more (2 SE 2.8e-01)"));
   // A cheaper one that is better counts, a dearer one that is better does not.
   sens = paying();
   set(sens, "attn_out", Side::kV, kInt2, 0.4);
