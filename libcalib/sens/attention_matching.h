@@ -8,17 +8,18 @@
 
 namespace calib::sens {
 
-/// E_out = sum |o - o^|^2 / sum |o|^2 and E_mass = mean (ln sum e^s - ln sum e^s^)^2, as sums that merge.
+/// E_out = sum |o - o^|^2 / sum |o|^2 and E_mass = mean (ln sum e^s - ln sum e^s^)^2, as sums that merge. A sampled row counts as often as
+/// the rows it stands for.
 struct AttentionMatch {
   double error = 0, norm = 0;  ///< sums of |o - o^|^2 and |o|^2
   double mass = 0;             ///< sum of squared differences of the log masses, nats^2
-  std::int64_t n_rows = 0;
+  double n_rows = 0;
 
   /// o, o_hat: [D] each; log_mass = ln sum_j e^{s_j}.
   void add_row(std::span<const double> o, std::span<const double> o_hat, double log_mass, double log_mass_hat);
   AttentionMatch& operator+=(const AttentionMatch& other);
   double e_out() const { return norm > 0 ? error / norm : 0.0; }
-  double e_mass() const { return n_rows > 0 ? mass / static_cast<double>(n_rows) : 0.0; }
+  double e_mass() const { return n_rows > 0 ? mass / n_rows : 0.0; }
 };
 
 /// Kept keys with a bias each (added to their scores) and values fitted anew.

@@ -43,11 +43,11 @@ AttentionLoss attention_loss(const at::Tensor& q, const at::Tensor& k, const at:
     const at::Tensor o = read(p, v), o_hat = read(p_hat * coded, cache.v_coded) + read(p_hat * coded.logical_not(), cache.v_exact);
     const at::Tensor weight = at::tensor(std::vector<double>(sampled.weight.begin() + static_cast<std::ptrdiff_t>(first), sampled.weight.begin() + static_cast<std::ptrdiff_t>(end)), at::kDouble);
     const auto sum = [&](const at::Tensor& per_row) { return (per_row.view({heads, group, n_rows}) * weight).sum().item<double>(); };
-    out.weight += weight.sum().item<double>() * static_cast<double>(heads * group);
-    out.kl += sum(kl);
-    out.mass += sum((mass - mass_hat).square());
-    out.error += sum((o - o_hat).square().sum(-1));
-    out.norm += sum(o.square().sum(-1));
+    AttentionMatch match;
+    match.n_rows = weight.sum().item<double>() * static_cast<double>(heads * group);
+    match.mass = sum((mass - mass_hat).square());
+    match.error = sum((o - o_hat).square().sum(-1)), match.norm = sum(o.square().sum(-1));
+    out += {match, sum(kl)};
   }
   return out;
 }

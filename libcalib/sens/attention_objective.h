@@ -3,19 +3,21 @@
 // arXiv 2602.16284). Legend: T tokens, Q query heads, H KV heads, D head_dim.
 
 #include "libcalib/sens/attention_backward.h"
+#include "libcalib/sens/attention_matching.h"
 #include "libcalib/sens/forward_metrics.h"
 
 namespace calib::sens {
 
-/// Sums over sampled rows and query heads, each row times the number of rows it stands for; they add up over documents.
+/// Sums over sampled rows and query heads; o is that before the output projection.
 struct AttentionLoss {
-  double weight = 0;             ///< of rows and heads
-  double kl = 0;                 ///< KL(p || p^) of the probabilities, nats
-  double mass = 0;               ///< (ln sum e^s - ln sum e^s^)^2, nats^2
-  double error = 0, norm = 0;    ///< |o - o^|^2 and |o|^2, o before the output projection
-  double mean_kl() const { return weight > 0 ? kl / weight : 0.0; }
-  double e_mass() const { return weight > 0 ? mass / weight : 0.0; }
-  double e_out() const { return norm > 0 ? error / norm : 0.0; }
+  AttentionMatch match;
+  double kl = 0;  ///< KL(p || p^) of the probabilities, nats
+  double mean_kl() const { return match.n_rows > 0 ? kl / match.n_rows : 0.0; }
+  AttentionLoss& operator+=(const AttentionLoss& other) {
+    match += other.match;
+    kl += other.kl;
+    return *this;
+  }
 };
 
 /// q: [T, Q, D], k, v: [T, H, D] exact and post-RoPE, `cache` what rows read instead. In double precision, on the CPU.

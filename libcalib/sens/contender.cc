@@ -74,17 +74,21 @@ Contender uniform_contender(const std::string& text, const ModelIdentity& model,
   return out;
 }
 
-std::optional<Contender> refreshed_contender(const Contender& contender, const ModelIdentity& model, std::int64_t interval) {
+bool refresh_scales(std::vector<LayerChange>& layers, std::int64_t interval) {
   CALIB_CHECK(interval >= 1);
-  Contender out = contender;
   bool any = false;
-  for (LayerChange& layer : out.layers) {
+  for (LayerChange& layer : layers) {
     const auto raised = [](const std::optional<UnitCandidate>& unit) { return unit && quant::can_refresh(unit->scheme); };
     if (layer.salient || (!raised(layer.k) && !raised(layer.v))) continue;
     layer.scale_refresh = interval;
     any = true;
   }
-  if (!any) return std::nullopt;
+  return any;
+}
+
+std::optional<Contender> refreshed_contender(const Contender& contender, const ModelIdentity& model, std::int64_t interval) {
+  Contender out = contender;
+  if (!refresh_scales(out.layers, interval)) return std::nullopt;
   out.header.name += fmt::format(" refresh {}", interval);
   out.header.description += fmt::format(", static ranges raised every {}", counted(interval, "token"));
   out.header.effective_bits_2048 = effective_bits(model, out.layers, 2048);

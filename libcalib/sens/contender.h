@@ -39,7 +39,9 @@ struct PairTiers {
 Contender uniform_contender(const std::string& text, const ModelIdentity& model, const PairTiers& pair_tiers, const ParamsProvider& params,
                             const LogSink& log = {}, const SaliencyProvider& saliency = {});
 
-/// The same with static ranges that are raised every `interval` tokens, named "… refresh 512"; empty if no range of it can be.
+/// Static ranges that are raised every `interval` tokens, in the layers that have such. False if none does.
+bool refresh_scales(std::vector<LayerChange>& layers, std::int64_t interval);
+/// The same with refresh_scales(), named "… refresh 512"; empty if no range of it can be raised.
 std::optional<Contender> refreshed_contender(const Contender& contender, const ModelIdentity& model, std::int64_t interval);
 
 /// int2.token.g on all K, V exact, sinks 0, window 2: must be far above the noise floor (METHODS.md 9).

@@ -88,17 +88,17 @@ class Walk {
     const auto n_layers = static_cast<std::size_t>(model_.n_layers());
     std::vector<AttentionLoss> layers(n_layers);
     for (std::size_t d = 0; d < documents_.size(); ++d) {
-      AttentionLoss mean;
+      double document[3] = {};
       for (std::size_t l = 0; l < n_layers; ++l) {
         const AttentionLoss& x = losses_[(contender * documents_.size() + d) * n_layers + l];
-        mean.kl += x.mean_kl() / static_cast<double>(n_layers), mean.error += x.e_out() / static_cast<double>(n_layers), mean.mass += x.e_mass() / static_cast<double>(n_layers);
-        AttentionLoss& layer = layers[l];
-        layer.weight += x.weight, layer.kl += x.kl, layer.mass += x.mass, layer.error += x.error, layer.norm += x.norm;
+        document[0] += x.mean_kl(), document[1] += x.match.e_out(), document[2] += x.match.e_mass();
+        layers[l] += x;
       }
-      kl.push_back(mean.kl), e_out.push_back(mean.error), e_mass.push_back(mean.mass);
+      const auto n = static_cast<double>(n_layers);
+      kl.push_back(document[0] / n), e_out.push_back(document[1] / n), e_mass.push_back(document[2] / n);
     }
     out.kl = over_documents(kl), out.e_out = over_documents(e_out), out.e_mass = over_documents(e_mass);
-    for (const AttentionLoss& layer : layers) out.layer_kl.push_back(layer.mean_kl()), out.layer_e_out.push_back(layer.e_out()), out.layer_e_mass.push_back(layer.e_mass());
+    for (const AttentionLoss& x : layers) out.layer_kl.push_back(x.mean_kl()), out.layer_e_out.push_back(x.match.e_out()), out.layer_e_mass.push_back(x.match.e_mass());
     return out;
   }
 

@@ -95,6 +95,13 @@ at::Tensor LayerScorer::tier_error(const UnitCandidate& candidate, Side side, co
   return base.add_(salient);
 }
 
+bool LayerScorer::renew(SharedError& shared, const UnitCandidate& candidate, Side side, const kvrt::Tiers& tiers, const at::Tensor& x, const at::Tensor& x_post) {
+  const bool tiered = tiers.block_salient > 0;
+  if (shared.error.defined() && !shared.tiered && !tiered) return false;
+  shared = {tiered ? tier_error(candidate, side, tiers, x, x_post) : error_of(candidate, side, x, kvrt::encodes_bf16(tiers)), tiered};
+  return true;
+}
+
 LayerScorer::FrameGradients LayerScorer::split_gradients(const UnitState& unit, const at::Tensor& full, const std::vector<at::Tensor>& exact,
                                                          const at::Tensor& rounding, bool pre) const {
   const std::int64_t t = full.size(0), r = full.size(1), h = full.size(2), d = full.size(3);
@@ -136,22 +143,16 @@ void LayerScorer::score_keys(const DocumentAttention& x, const AttentionGradient
     if (gradients != nullptr && !g[pre]) g[pre] = split_gradients(keys_, gradients->d_k, gradients->exact_k, rounding_error(k[pre]), pre);
     if (probe != nullptr && exact_scores[pre].empty()) exact_scores[pre] = probe->score_changes(to_post(rounding_error(k[pre]), pre));
     for (const bool bf16_input : {false, true}) {
-      at::Tensor error;
-      bool error_is_tiered = false;
+      SharedError shared;
       std::vector<at::Tensor> coded_scores;
       for (std::size_t w = 0; w < n_windows; ++w) {
         const std::size_t class_idx = keys_.class_of[i * n_windows + w];
         if (kvrt::encodes_bf16(keys_.classes[class_idx]) != bf16_input) continue;
         Rows& rows = keys_.rows[i * n_windows + w];
-        const bool tiered = keys_.classes[class_idx].block_salient > 0;
-        if (tiered || !error.defined() || error_is_tiered) {
-          error = tiered ? tier_error(candidate, Side::kK, keys_.classes[class_idx], k[pre], k[0]) : error_of(candidate, Side::kK, k[pre], bf16_input);
-          error_is_tiered = tiered;
-          coded_scores.clear();
-        }
-        if (gradients != nullptr) add_fisher(error, *g[pre], class_idx, &rows);
+        if (renew(shared, candidate, Side::kK, keys_.classes[class_idx], k[pre], k[0])) coded_scores.clear();
+        if (gradients != nullptr) add_fisher(shared.error, *g[pre], class_idx, &rows);
         if (probe == nullptr) continue;
-        if (coded_scores.empty()) coded_scores = probe->score_changes(to_post(error, pre));
+        if (coded_scores.empty()) coded_scores = probe->score_changes(to_post(shared.error, pre));
         const std::size_t begin = rows.kl.size();
         rows.kl.resize(begin + probe->n_rows());
         rows.out.resize(begin + probe->n_rows());
@@ -174,23 +175,18 @@ void LayerScorer::score_values(const DocumentAttention& x, const AttentionGradie
   const std::size_t n_windows = settings_.windows.size();
   for (std::size_t i = 0; i < values_.candidates.size(); ++i)
     for (const bool bf16_input : {false, true}) {
-      at::Tensor error;
-      bool error_is_tiered = false;
+      SharedError shared;
       for (std::size_t w = 0; w < n_windows; ++w) {
         const std::size_t class_idx = values_.class_of[i * n_windows + w];
         if (kvrt::encodes_bf16(values_.classes[class_idx]) != bf16_input) continue;
         Rows& rows = values_.rows[i * n_windows + w];
-        const bool tiered = values_.classes[class_idx].block_salient > 0;
-        if (tiered || !error.defined() || error_is_tiered) {
-          error = tiered ? tier_error(values_.candidates[i], Side::kV, values_.classes[class_idx], v, v) : error_of(values_.candidates[i], Side::kV, v, bf16_input);
-          error_is_tiered = tiered;
-        }
-        if (g) add_fisher(error, *g, class_idx, &rows);
+        renew(shared, values_.candidates[i], Side::kV, values_.classes[class_idx], v, v);
+        if (g) add_fisher(shared.error, *g, class_idx, &rows);
         if (probe == nullptr) continue;
         const std::size_t begin = rows.out.size();
         rows.kl.resize(begin + probe->n_rows(), 0.0f);  // values do not enter the scores: exactly 0
         rows.out.resize(begin + probe->n_rows());
-        probe->compare_values(error, split[class_idx], rows.out.data() + begin);
+        probe->compare_values(shared.error, split[class_idx], rows.out.data() + begin);
       }
     }
 }

@@ -83,6 +83,13 @@ class LayerScorer {
   /// fisher_softmax over fisher_vec: sum w exact / sum w linear over sampled rows; 1 for values and where nothing moves.
   double softmax_gain(const Rows& rows) const;
   at::Tensor error_of(const UnitCandidate& candidate, Side side, const at::Tensor& x, bool bf16_input) const;
+  /// Error of one candidate that tier classes share, or with a salient tier that of one class alone.
+  struct SharedError {
+    at::Tensor error;
+    bool tiered = false;
+  };
+  /// Brings `shared` to what the class needs; true if it is another than before.
+  bool renew(SharedError& shared, const UnitCandidate& candidate, Side side, const kvrt::Tiers& tiers, const at::Tensor& x, const at::Tensor& x_post);
   /// The same with a salient tier, by where the document's tokens stand. x_post: x after RoPE (x itself but for `pre`).
   at::Tensor tier_error(const UnitCandidate& candidate, Side side, const kvrt::Tiers& tiers, const at::Tensor& x, const at::Tensor& x_post);
   const quant::TierMap& placement(const kvrt::Tiers& tiers);

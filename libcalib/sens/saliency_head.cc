@@ -198,7 +198,7 @@ void HeadSaliency::compare_tiers(const HeadInputs& in, const Torch& t) {
           const at::Tensor o_hat = at::matmul(at::softmax(s, 1), v);
           AttentionMatch match;
           match.error = (o - o_hat).to(at::kDouble).pow(2).sum().item<double>(), match.norm = norm;
-          match.mass = (log_mass - at::logsumexp(s, 1)).to(at::kDouble).pow(2).sum().item<double>(), match.n_rows = n_rows;
+          match.mass = (log_mass - at::logsumexp(s, 1)).to(at::kDouble).pow(2).sum().item<double>(), match.n_rows = static_cast<double>(n_rows);
           matches_[f][c] += match;
         }
     }

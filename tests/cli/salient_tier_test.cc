@@ -1,37 +1,19 @@
 // The salient tier as a user meets it: scores with it, the evidence for it, plans and measurements.
 
-#include <filesystem>
+#include <string>
 
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "libcalib/artifacts/eval_file.h"
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/sens_file.h"
-#include "tests/cli/run_program.h"
-#include "tests/support/temp_folder.h"
-#include "tests/support/tiny_models.h"
+#include "tests/cli/kvsens_fixture.h"
 
 namespace calib {
 namespace {
 
-using Outcome = test::CommandResult;
-
-Outcome run(const std::string& command) { return test::run_command(command); }
-
 // From scores to a measured plan: token saliency decides where a tier may stand, and every reader of the plan knows it.
-TEST(SalientTierCli, FromScoresToAMeasuredPlan) {
-  const test::TempFolder folder;
-  const auto file = [&](const std::string& name) { return folder.file(name); };
-  const auto exists = [&](const std::string& name) { return std::filesystem::exists(file(name)); };
-  const auto expect = [](const std::string& arguments, int code, const std::string& part) {
-    const Outcome o = run("kvsens " + arguments);
-    EXPECT_EQ(o.exit_code, code) << arguments << "\n" << o.text;
-    EXPECT_NE(o.text.find(part), std::string::npos) << arguments << "\n" << o.text;
-  };
-  test::write_hf_folder(test::make_tiny_model("m-llama"), file("m"));
-  test::write_file(file("a.txt"), test::txt(6000));
-  ASSERT_EQ(run("kvcalib --model " + file("m") + " --data " + file("a.txt") + " --seq-len 256 --num-samples 3 --threads 1 -o " + file("stats.h5")).exit_code, 0);
+TEST_F(Kvsens, SalientTierFromScoresToAMeasuredPlan) {
   test::write_file(file("tier_scores.txt"), test::txt(6000).substr(3000));
   test::write_file(file("tier_held.txt"), test::txt(9000).substr(6500));
   const std::string model = "--model " + file("m") + " --threads 1 ", stats = " --stats " + file("stats.h5");

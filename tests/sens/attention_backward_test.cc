@@ -164,11 +164,11 @@ TEST_P(Windows, AttentionLossMatchesDenseRows) {
       kl += sampled.weight[i] * divergence, mass += sampled.weight[i] * std::pow(std::log(sum) - std::log(sum_hat), 2), weight += sampled.weight[i];
     }
   }
-  EXPECT_EQ(loss.weight, weight);
+  EXPECT_EQ(loss.match.n_rows, weight);
   if (weight == 0) return;  // nothing but sinks
-  EXPECT_NEAR(loss.e_out(), error / norm, 1e-10 * (error / norm) + 1e-15);
+  EXPECT_NEAR(loss.match.e_out(), error / norm, 1e-10 * (error / norm) + 1e-15);
   EXPECT_NEAR(loss.mean_kl(), kl / weight, 1e-9 * (kl / weight) + 1e-12);
-  EXPECT_NEAR(loss.e_mass(), mass / weight, 1e-9 * (mass / weight) + 1e-15);
+  EXPECT_NEAR(loss.match.e_mass(), mass / weight, 1e-9 * (mass / weight) + 1e-15);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Windows,

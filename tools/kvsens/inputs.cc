@@ -91,11 +91,13 @@ sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, 
     uniform = uniform && from.k.scheme == plan.layers[0].k.scheme && from.v.scheme == plan.layers[0].v.scheme;
     out.layers.push_back(std::move(layer));
   }
+  if (plan.scale_refresh_tokens > 0) sens::refresh_scales(out.layers, plan.scale_refresh_tokens);
   if (uniform) {
     out.header.k = kvrt::to_string(plan.layers[0].k.scheme);
     out.header.v = kvrt::to_string(plan.layers[0].v.scheme);
   }
-  out.header.description = fmt::format("plan of {}, sinks {}, window {}{}{}", counted(plan.layers.size(), "layer"), plan.sink_tokens, plan.window_tokens,
+  out.header.description = fmt::format("plan of {}, sinks {}, window {}{}{}{}", counted(plan.layers.size(), "layer"), plan.sink_tokens, plan.window_tokens,
+                                       plan.scale_refresh_tokens > 0 ? fmt::format(", static ranges raised every {}", counted(plan.scale_refresh_tokens, "token")) : "",
                                        n_tiers > 0 ? fmt::format(", salient tier at {} in {}", kvrt::to_string(plan.salient->scheme), counted(n_tiers, "layer")) : "",
                                        plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
   out.header.effective_bits_2048 = sens::effective_bits(model, out.layers, 2048);

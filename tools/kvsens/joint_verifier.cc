@@ -25,6 +25,7 @@ sens::Contender contender_of(const plan::Candidates& candidates, const std::vect
     if (layer.tiers.block_salient > 0) layer.salient = sens::salient_tier_of(sens, sens.model.layers[l].index);
     out.layers.push_back(std::move(layer));
   }
+  if (const std::int64_t interval = candidates.accounting().scale_refresh_tokens; interval > 0) sens::refresh_scales(out.layers, interval);
   check_something_is_coded(out, corpus.longest());
   return out;
 }
@@ -47,10 +48,13 @@ std::vector<plan::Measured> JointVerifier::measure(const std::vector<std::vector
   std::vector<sens::Contender> contenders;
   for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender_of(candidates_, choices[i], fmt::format("combination {}", i), in_.corpus));
   std::vector<plan::Measured> out;
-  for (const sens::EvalContender& c : measure(contenders, phase))
-    out.push_back({c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, c.total.n_documents, in_.corpus.identity.n_tokens,
-                   in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256, sens::length_limit(c.buckets, ppl_ratio_max_)});
+  for (const sens::EvalContender& c : measure(contenders, phase)) out.push_back(measured(c));
   return out;
+}
+
+plan::Measured JointVerifier::measured(const sens::EvalContender& c) const {
+  return {c.total.kld.mean, c.total.kld.se, c.total.ppl_ratio.mean, c.total.ppl_ratio.se, c.total.n_documents, in_.corpus.identity.n_tokens,
+          in_.corpus.identity.seq_len, in_.corpus.identity.documents_sha256, sens::length_limit(c.buckets, ppl_ratio_max_)};
 }
 
 }  // namespace calib::tools

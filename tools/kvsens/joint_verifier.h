@@ -30,6 +30,7 @@ class JointVerifier {
   /// One result a choice, all on the same rows. `phase`: for the progress line.
   std::vector<plan::Measured> measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase);
   std::vector<sens::EvalContender> measure(const std::vector<sens::Contender>& contenders, const std::string& phase);
+  plan::Measured measured(const sens::EvalContender& result) const;
 
  private:
   const Inputs& in_;

@@ -28,6 +28,15 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place; kvrt: the runtime's packed pages, token by token", "Diagnostics", "NAME");
 }
 
+/// Numbers of `least` and more, ascending, each once; empty for an empty text.
+std::vector<std::int64_t> parse_ascending(const char* option, const std::string& text, std::int64_t least) {
+  std::vector<std::int64_t> out;
+  for (const std::string& part : split_list(option, text)) out.push_back(parse_integer(option, part, least, kMostTokens));
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
 }  // namespace
 
 void declare_kvsens(CLI::App& app, KvsensOptions& o) {
@@ -97,19 +106,10 @@ std::vector<double> parse_fractions(const std::string& text) {
   return out;
 }
 
-std::vector<std::int64_t> parse_intervals(const std::string& text) {
-  std::vector<std::int64_t> out;
-  for (const std::string& part : split_list("--scale-refresh", text)) out.push_back(parse_integer("--scale-refresh", part, 1, kMostTokens));
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
-  return out;
-}
+std::vector<std::int64_t> parse_intervals(const std::string& text) { return parse_ascending("--scale-refresh", text, 1); }
 
 std::vector<std::int64_t> parse_windows(const std::string& text) {
-  std::vector<std::int64_t> out;
-  for (const std::string& part : split_list("--window", text)) out.push_back(parse_integer("--window", part, 0, kMostTokens));
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
+  std::vector<std::int64_t> out = parse_ascending("--window", text, 0);
   if (out.empty()) fail(ErrorKind::kUsage, "--window", "is empty, expected window lengths such as 0,32,128");
   return out;
 }

@@ -160,11 +160,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   for (const std::string& text : uniform)
     contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log, statistics.saliency()));
   for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, artifacts::read_plan(path, log), in.identity, options.run.model));
-  if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) {
-    if (options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--scale-refresh", "is simulated in place; the runtime's packed pages keep their ranges");
-    if (options.generate > 0) fail(ErrorKind::kUsage, "--scale-refresh", "does not go with --generate: replies are written with the ranges of calibration");
-    add_refreshed(contenders, in, intervals);
-  }
+  if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) add_refreshed(contenders, in, intervals);
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;

@@ -11,6 +11,7 @@
 #include "libcalib/plan/joint.h"
 #include "libcalib/plan/planner.h"
 #include "libcalib/plan/verify.h"
+#include "libcalib/sens/kld_block.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
 #include "tools/kvsens/joint_verifier.h"
@@ -119,33 +120,34 @@ std::vector<plan::LayerOption> uniform_choice(const plan::Candidates& candidates
 
 /// Whether static ranges that are raised as a sequence grows lose less than those of calibration, document by document.
 struct RefreshVerdict {
-  std::int64_t interval = 0;  ///< 0: calibration's ranges are as good
+  std::int64_t interval = 0;              ///< 0: calibration's ranges are as good
+  std::optional<plan::Measured> measured; ///< with this interval; empty if there was nothing to compare
   plan::Reason reason;
 };
 
 RefreshVerdict choose_refresh(const plan::Candidates& candidates, const std::vector<plan::LayerOption>& choice, const std::vector<std::int64_t>& intervals, const Inputs& in,
                               JointVerifier& verifier) {
   std::vector<sens::Contender> runs = {contender_of(candidates, choice, "the plan", in.corpus)};
+  for (sens::LayerChange& layer : runs.front().layers) layer.scale_refresh = 0;
   std::vector<std::int64_t> tried;
   for (const std::int64_t interval : intervals)
     if (std::optional<sens::Contender> refreshed = sens::refreshed_contender(runs.front(), in.identity, interval); refreshed && interval < in.corpus.longest())
       runs.push_back(std::move(*refreshed)), tried.push_back(interval);
-  if (tried.empty()) return {0, {"scale_refresh", "nothing to refresh: no unit has one static range a unit or KV head without center, smooth or had, or no document is longer than the interval", {}}};
+  if (tried.empty())
+    return {0, {}, {"scale_refresh", "nothing to refresh: no unit has one static range a unit or KV head without center, smooth or had, or no document is longer than the interval", {}}};
   const std::vector<sens::EvalContender> results = verifier.measure(runs, "scale refresh");
-  RefreshVerdict out{0, {"scale_refresh", "", {{"static", results.front().total.kld.mean}}}};
+  const std::vector<double>& fixed = results.front().document_kld;
+  RefreshVerdict out{0, verifier.measured(results.front()), {"scale_refresh", "", {{"static", results.front().total.kld.mean}}}};
   double best = 0;
   for (std::size_t i = 0; i < tried.size(); ++i) {
-    const std::vector<double>& fixed = results.front().document_kld;
-    const std::vector<double>& raised = results[i + 1].document_kld;
-    double mean = 0, square = 0;
-    const auto n = static_cast<double>(fixed.size());
-    for (std::size_t d = 0; d < fixed.size(); ++d) mean += (fixed[d] - raised[d]) / n;
-    for (std::size_t d = 0; d < fixed.size(); ++d) square += std::pow(fixed[d] - raised[d] - mean, 2);
-    const double se = fixed.size() > 1 ? std::sqrt(square / (n - 1) / n) : 0.0;
-    out.reason.numbers.emplace_back(fmt::format("refresh_{}", tried[i]), results[i + 1].total.kld.mean);
+    const sens::EvalContender& raised = results[i + 1];
+    std::vector<double> less;
+    for (std::size_t d = 0; d < fixed.size(); ++d) less.push_back(fixed[d] - raised.document_kld[d]);
+    const sens::MeanSe gain = sens::over_documents(less);
+    out.reason.numbers.emplace_back(fmt::format("refresh_{}", tried[i]), raised.total.kld.mean);
     out.reason.text += fmt::format("{}every {}: mean KL {:.3e}, {:.1e} +- {:.1e} less than with calibration's ranges", i == 0 ? "" : "; ", counted(tried[i], "token"),
-                                   results[i + 1].total.kld.mean, mean, se);
-    if (fixed.size() > 1 && mean > 2 * se && mean > best) best = mean, out.interval = tried[i];
+                                   raised.total.kld.mean, gain.mean, gain.se);
+    if (less.size() > 1 && gain.mean > 2 * gain.se && gain.mean > best) best = gain.mean, out.interval = tried[i], out.measured = verifier.measured(raised);
   }
   out.reason.text += out.interval > 0 ? fmt::format("; raised every {}", counted(out.interval, "token")) : "; none is better by more than 2 SE: calibration's ranges stay";
   return out;
@@ -258,7 +260,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   }
   if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) {
     RefreshVerdict verdict = choose_refresh(candidates, plan::choice_of(candidates, refined), intervals, in, verifier);
-    if (verdict.interval > 0) {
+    if (verdict.measured) {
       plan::SearchRequest raised = request;
       raised.accounting.scale_refresh_tokens = static_cast<int>(verdict.interval);
       const plan::Candidates counted_anew = plan::candidates_of(sens, raised, log);
@@ -267,7 +269,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
       if (original.request.budget_bytes > 0 && with_refresh.summary.bytes > original.request.budget_bytes)
         verdict.reason.text += fmt::format(", but its ranges by page take {} bytes more than the budget leaves: not recorded", with_refresh.summary.bytes - original.request.budget_bytes);
       else
-        refined = std::move(with_refresh);
+        refined = std::move(with_refresh), loss = *verdict.measured;
     }
     if (!note.empty()) note += "\n";
     note += "scale refresh: " + verdict.reason.text;
