@@ -109,11 +109,11 @@ def capture(model, ids, n_sample, n_logits):
 
 def tiny(model_type, **changes):
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
     classes = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM),
                "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-               "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM)}
+               "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM), "smollm3": (SmolLM3Config, SmolLM3ForCausalLM)}
     config_class, model_class = classes[model_type]
     settings = dict(vocab_size=260, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
                     num_key_value_heads=2, rms_norm_eps=1e-6, max_position_embeddings=4096, tie_word_embeddings=False,
@@ -139,6 +139,7 @@ def tiny_goldens():
         "mistral_sliding": tiny("mistral", **llama, sliding_window=8, head_dim=8),
         "qwen2": tiny("qwen2", use_sliding_window=False),
         "qwen3": tiny("qwen3", num_hidden_layers=3, head_dim=32),
+        "smollm3": tiny("smollm3", **llama, pad_token_id=0),  # the fourth layer has no RoPE
     }
     types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
     gemma3 = dict(types, head_dim=16, query_pre_attn_scalar=16, tie_word_embeddings=True)

@@ -26,9 +26,11 @@ struct LayerGeometry {
   bool llamacpp_adjacent_pairs = false;  ///< llama.cpp holds this family's keys with pairs adjacent (NORM rope)
 };
 
+inline bool has_rope(const LayerGeometry& layer) { return layer.rope_style != RopeStyle::kNone && layer.rotary_dim > 0; }
+
 /// A plan is valid only for the model it names.
 struct ModelIdentity {
-  std::string architecture;   ///< model_type: llama, mistral, qwen2, qwen3, gemma3_text
+  std::string architecture;   ///< model_type: llama, mistral, qwen2, qwen3, gemma3_text, smollm3
   std::string name;           ///< as given on the command line (base name)
   std::int64_t n_layers = 0, hidden_size = 0, vocab_size = 0, max_positions = 0;
   std::string weights_sha256; ///< over the sorted (name, dtype, shape, content sha256) list, or header hash with --fast-identity

@@ -55,6 +55,10 @@ const std::vector<ArchitectureRow>& architecture_rows() {
        .defaults = {.head_dim = 256, .max_positions = 131072, .sliding_window = 4096, .window_pattern = 6, .rope_theta = 1e6,
                     .local_rope_theta = 10000.0, .tied_embedding = true, .n_q_heads = 8, .n_kv_heads = 4, .vocab_size = 262208,
                     .query_pre_attn_scalar = 256.0}},
+      {.model_type = "smollm3", .gguf_architecture = "smollm3", .bias = BiasRule::kConfigured, .has_mlp_bias = true,
+       .window = WindowRule::kUseSlidingWindow, .gguf_rows_permuted = true, .llamacpp_adjacent_pairs = true,
+       .defaults = {.max_positions = 32768, .no_rope_interval = 4, .rope_theta = 2e6, .tied_embedding = true, .n_q_heads = 16, .n_kv_heads = 4,
+                    .vocab_size = 128256}},
   };
   return rows;
 }

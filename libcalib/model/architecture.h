@@ -28,6 +28,7 @@ struct FamilyDefaults {
   std::int64_t max_positions = 0;
   std::int64_t sliding_window = 0;  ///< where the key is absent (null always means none)
   std::int64_t window_pattern = 0;  ///< kPattern
+  std::int64_t no_rope_interval = 0;  ///< each such layer has no RoPE; 0 = all have it
   double rope_theta = 10000.0;
   double local_rope_theta = 0.0;    ///< kPattern: of the layers with a window
   bool tied_embedding = false;
@@ -56,7 +57,7 @@ const std::vector<ArchitectureRow>& architecture_rows();
 /// nullptr if there is no such row.
 const ArchitectureRow* find_model_type(const std::string& model_type);
 const ArchitectureRow* find_gguf_architecture(const std::string& name);
-/// "llama, mistral, qwen2, qwen3, gemma3_text", for messages.
+/// "llama, mistral, qwen2, qwen3, gemma3_text, smollm3", for messages.
 std::string supported_model_types();
 
 /// Weights of one block. Order is that of the name table in architecture.cc.

@@ -31,7 +31,7 @@ struct RopeConfig {
 };
 
 struct ModelConfig {
-  std::string model_type;  ///< llama, mistral, qwen2, qwen3, gemma3_text
+  std::string model_type;  ///< llama, mistral, qwen2, qwen3, gemma3_text, smollm3
   const ArchitectureRow* architecture = nullptr;
   std::int64_t n_layers = 0, hidden_size = 0, intermediate_size = 0, vocab_size = 0, max_positions = 0;
   std::int64_t n_q_heads = 0, n_kv_heads = 0, head_dim = 0;
@@ -44,6 +44,7 @@ struct ModelConfig {
   RopeConfig rope;
   std::optional<RopeConfig> local_rope;  ///< of layers with a sliding window, where the family gives them their own
   std::vector<std::int64_t> sliding_window;  ///< per layer, keys a row sees (its own included); 0 = all
+  std::vector<std::uint8_t> has_rope;        ///< per layer; without, keys are cached as they are projected
   std::vector<std::string> defaults;         ///< "rope_theta=10000" for every key that was absent
 };
 

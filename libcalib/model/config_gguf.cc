@@ -164,6 +164,9 @@ ModelConfig parse_gguf_config(const weights::GgufMetadata& metadata, const LogSi
   read_rope(keys, metadata, config);
   config.softmax_scale = 1.0 / std::sqrt(pre_attention_scalar(config));
   read_windows(keys, metadata, log, config);
+  config.has_rope.assign(static_cast<std::size_t>(config.n_layers), 1);  // GGUF files do not state the interval
+  if (const std::int64_t every = row.defaults.no_rope_interval; every > 0)
+    for (std::int64_t l = every - 1; l < config.n_layers; l += every) config.has_rope[static_cast<std::size_t>(l)] = 0;
   return config;
 }
 

@@ -50,6 +50,8 @@ std::vector<std::int64_t> read_windows(const KeyReader& keys, ModelConfig& confi
     return windows;
   }
   if (!switched_on) return windows;
+  if (row.defaults.no_rope_interval > 0)
+    fail(ErrorKind::kUnsupported, keys.path(), "use_sliding_window without layer_types is not offered for {}; state the layers that have a window", row.model_type);
   if (by_pattern) {
     if (size == 0) fail(ErrorKind::kFormat, keys.path(), "{}sliding_window is null; {} needs a positive integer", keys.scope(), row.model_type);
     const std::int64_t every = or_default(keys.count("sliding_window_pattern"), row.defaults.window_pattern, "sliding_window_pattern", config);
@@ -62,6 +64,25 @@ std::vector<std::int64_t> read_windows(const KeyReader& keys, ModelConfig& confi
     first = or_default<std::int64_t>(keys.count_or_zero("max_window_layers"), 28, "max_window_layers", config);
   for (std::int64_t l = first; l < config.n_layers; ++l) windows[static_cast<std::size_t>(l)] = size;
   return windows;
+}
+
+/// no_rope_layers of config.json holds 1 for the layers that have RoPE.
+std::vector<std::uint8_t> read_rope_layers(const KeyReader& keys, ModelConfig& config) {
+  std::vector<std::uint8_t> has_rope(static_cast<std::size_t>(config.n_layers), 1);
+  const std::int64_t family = config.architecture->defaults.no_rope_interval;
+  if (family == 0) return has_rope;
+  if (const json* list = keys.array("no_rope_layers")) {
+    if (list->size() != has_rope.size())
+      fail(ErrorKind::kFormat, keys.path(), "no_rope_layers has {} entries and num_hidden_layers is {}", list->size(), config.n_layers);
+    for (std::size_t l = 0; l < has_rope.size(); ++l) {
+      if ((*list)[l] != 0 && (*list)[l] != 1) fail(ErrorKind::kFormat, keys.path(), "no_rope_layers[{}] is {}, expected 0 or 1 (has RoPE)", l, shorten((*list)[l]));
+      has_rope[l] = (*list)[l] == 1;
+    }
+    return has_rope;
+  }
+  const std::int64_t every = or_default(keys.count("no_rope_layer_interval"), family, "no_rope_layer_interval", config);
+  for (std::int64_t l = every - 1; l < config.n_layers; l += every) has_rope[static_cast<std::size_t>(l)] = 0;
+  return has_rope;
 }
 
 void check_activation(const KeyReader& keys, const ModelConfig& config) {
@@ -157,6 +178,7 @@ ModelConfig parse_hf_config(std::string_view text, const std::string& path, cons
   if (row.has_mlp_bias) config.mlp_bias = or_default(keys.flag("mlp_bias"), false, "mlp_bias", config);
   read_hf_rope(keys, config);
   config.sliding_window = read_windows(keys, config, log);
+  config.has_rope = read_rope_layers(keys, config);
   return config;
 }
 

@@ -95,10 +95,15 @@ LayerGeometry layer_geometry(const ModelConfig& config, std::int64_t l, const st
   g.index = static_cast<int>(l);
   g.n_q_heads = static_cast<int>(config.n_q_heads);
   g.n_kv_heads = static_cast<int>(config.n_kv_heads);
-  g.head_dim = g.rotary_dim = static_cast<int>(config.head_dim);
+  g.head_dim = static_cast<int>(config.head_dim);
   g.softmax_scale = config.softmax_scale;
   g.sliding_window = config.sliding_window[static_cast<std::size_t>(l)];
-  g.inv_freq = inv_freq;
+  if (config.has_rope[static_cast<std::size_t>(l)]) {
+    g.rotary_dim = g.head_dim;
+    g.inv_freq = inv_freq;
+  } else {
+    g.rope_style = RopeStyle::kNone;
+  }
   g.llamacpp_adjacent_pairs = config.architecture->llamacpp_adjacent_pairs;
   return g;
 }

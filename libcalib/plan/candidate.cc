@@ -145,9 +145,16 @@ void Candidates::fit_predictions() {
       if (sens_.windows[tiers] != window) window = -1;
       predicted += score(l, Side::kK, static_cast<std::size_t>(joint.k[i]), tiers) + score(l, Side::kV, static_cast<std::size_t>(joint.v[i]), tiers);
     }
-    if (predicted > 0 && joint.kld[r] > 0) runs.push_back({predicted, joint.kld[r], joint.ln_ppl_ratio[r], window});
+    if (predicted > 0 && joint.kld[r] > 0) runs.push_back({predicted, joint.kld[r], joint.ln_ppl_ratio[r], window, joint.kld_se[r]});
   }
   if (runs.size() >= kLeastJointRuns) fit_ = fit_joint(runs);
+}
+
+bool Candidates::predict_near(double score) {
+  if (!fit_ || !(score > 0)) return false;
+  const double before = level_;
+  level_ = fit_->level(score / before);
+  return std::fabs(level_ / before - 1) > 1e-3;
 }
 
 /// Takes what the target does not allow out of `allowed_`.

@@ -71,7 +71,10 @@ class Candidates {
   /// What the joint runs of sens.h5 say of sums of this metric; empty without them, or if it is not in nats.
   const std::optional<JointFit>& fit() const { return fit_; }
   /// Scores and standard errors here are those of sens.h5 times this, by the window of the tier class.
-  double slope(std::size_t tier_class) const { return fit_ ? fit_->slope_of(sens_.windows[tier_class]) : 1.0; }
+  double slope(std::size_t tier_class) const { return fit_ ? level_ * fit_->slope_of(sens_.windows[tier_class]) : 1.0; }
+  /// Takes the curve of the joint runs at a plan whose sum of scores is `score` now, so that sums near it are losses as measured. False if
+  /// that changes next to nothing.
+  bool predict_near(double score);
   /// ln PPL ratio over KL; 1 where nothing (or nothing positive) was measured.
   double kappa() const { return fit_ && fit_->kappa > 0 ? fit_->kappa : 1.0; }
   std::size_t n_layers() const { return sens_.model.layers.size(); }
@@ -121,6 +124,7 @@ class Candidates {
   std::string metric_;
   const sens::ScoreTable* table_ = nullptr;
   std::optional<JointFit> fit_;
+  double level_ = 1;                        ///< of the fit's curve
   std::vector<kvrt::Scheme> schemes_;
   std::vector<std::size_t> unit_of_;        ///< [layers, 2]
   std::vector<std::uint8_t> allowed_;       ///< [layers, 2, schemes]

@@ -52,32 +52,44 @@ JointFit fit_joint(std::span<const JointRun> runs) {
   CALIB_CHECK(runs.size() >= kLeastJointRuns);
   JointFit fit;
   fit.n_runs = runs.size();
-  std::vector<double> predicted, measured;
+  std::vector<double> predicted, measured, weight;
   std::map<std::int64_t, std::vector<std::size_t>> by_window;
   double kl_square = 0, product = 0;
   for (const JointRun& run : runs) {
     CALIB_CHECK(run.predicted > 0 && run.kld > 0);
     predicted.push_back(std::log(run.predicted)), measured.push_back(std::log(run.kld));
+    weight.push_back(1 / (kScatter * kScatter + run.kld_se * run.kld_se / (run.kld * run.kld)));
     kl_square += run.kld * run.kld, product += run.kld * run.ln_ppl_ratio;
     by_window[run.window].push_back(predicted.size() - 1);
   }
-  const auto n = static_cast<double>(runs.size());
-  double shift = 0;
-  for (std::size_t i = 0; i < runs.size(); ++i) shift += (measured[i] - predicted[i]) / n;
-  fit.slope = std::exp(shift);
+  const auto mean_of = [&](const std::vector<double>& x, const std::vector<std::size_t>& members) {
+    double sum = 0, total = 0;
+    for (const std::size_t i : members) sum += weight[i] * x[i], total += weight[i];
+    return sum / total;
+  };
+  std::vector<std::size_t> all(runs.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  const double mean_predicted = mean_of(predicted, all), mean_measured = mean_of(measured, all);
+  double xy = 0, xx = 0;  // within windows
+  for (const auto& [window, members] : by_window) {
+    const double x = mean_of(predicted, members), y = mean_of(measured, members);
+    for (const std::size_t i : members) xy += weight[i] * (predicted[i] - x) * (measured[i] - y), xx += weight[i] * (predicted[i] - x) * (predicted[i] - x);
+  }
+  if (runs.size() >= kLeastCurveRuns && xx > 0) fit.exponent = std::clamp(xy / xx, 1 - kMostBend, 1 + kMostBend);
+  fit.pivot = std::exp(mean_measured);
+  // ln measured = exponent (ln predicted + ln slope) - (exponent - 1) ln pivot goes through the mean point of the runs of a slope.
+  const auto log_slope = [&](double x, double y) { return (y + (fit.exponent - 1) * mean_measured) / fit.exponent - x; };
+  fit.slope = std::exp(log_slope(mean_predicted, mean_measured));
   for (const auto& [window, members] : by_window) {
     const bool own = window >= 0 && members.size() >= kLeastJointRuns;
-    double window_shift = own ? 0.0 : shift;
-    if (own)
-      for (const std::size_t i : members) window_shift += (measured[i] - predicted[i]) / static_cast<double>(members.size());
-    for (const std::size_t i : members) predicted[i] += window_shift;
-    if (own) fit.windows.push_back({window, members.size(), std::exp(window_shift)});
+    const double shift = own ? log_slope(mean_of(predicted, members), mean_of(measured, members)) : std::log(fit.slope);
+    if (own) fit.windows.push_back({window, members.size(), std::exp(shift)});
+    for (const std::size_t i : members) predicted[i] = std::log(std::exp(predicted[i] + shift) * fit.level(std::exp(predicted[i] + shift)));
   }
-  const double mean = std::accumulate(measured.begin(), measured.end(), 0.0) / n;
   double residual = 0, total = 0, worst = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const double r = measured[i] - predicted[i];
-    residual += r * r, total += (measured[i] - mean) * (measured[i] - mean), worst = std::max(worst, std::fabs(r));
+    residual += r * r, total += (measured[i] - mean_measured) * (measured[i] - mean_measured), worst = std::max(worst, std::fabs(r));
   }
   fit.kappa = product / kl_square;
   fit.r2 = total > 0 ? 1 - residual / total : 0.0;

@@ -17,11 +17,14 @@ struct JointRun {
   double kld = 0;           ///< measured mean KL, nats
   double ln_ppl_ratio = 0;  ///< measured ln of the perplexity ratio
   std::int64_t window = 0;  ///< of all its layers; -1 if they differ
+  double kld_se = 0;        ///< standard error of kld
 };
 
-inline constexpr std::size_t kLeastJointRuns = 3;
+inline constexpr std::size_t kLeastJointRuns = 3, kLeastCurveRuns = 12;
+inline constexpr double kMostBend = 0.25;
+inline constexpr double kScatter = 0.05;  ///< of ln measured about the curve, beyond sampling error
 
-/// A window with kLeastJointRuns runs gets a slope of its own. Requires: at least kLeastJointRuns runs, all predicted and measured numbers > 0.
+/// Runs weigh by their standard error and kScatter. A window with kLeastJointRuns runs gets a slope of its own; the exponent is 1 with fewer than kLeastCurveRuns, and within kMostBend of 1. Requires: at least kLeastJointRuns runs, all predicted and measured numbers > 0.
 JointFit fit_joint(std::span<const JointRun> runs);
 
 /// n combinations of the tier classes with one window (that of `tier_class`): the dual's frontier at up to 8 effective bit rates, evenly spread between its ends (at most 8 bits), and for each

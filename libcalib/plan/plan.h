@@ -1,6 +1,7 @@
 #pragma once
 // A plan: one scheme per unit, its constants and tiers, for one exact model, with the request, prediction and reasons.
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -65,15 +66,20 @@ struct WindowSlope {
 };
 
 /// What joint runs say about predictions (joint.h): measured KL = slope x predicted sum, ln PPL ratio = kappa x KL. Runs span decades,
-/// so slope and r2 are those of the logarithms: slope = exp(mean ln(measured / predicted)), r2 the share of the variance of
+/// so slope and r2 are those of the logarithms: slope = exp(weighted mean of ln(measured / predicted)), r2 the share of the variance of
 /// ln measured that slope x predicted explains. Scores of short windows may be off by another factor than those of long ones, so
-/// each window with runs enough has a slope of its own, and r2, spearman and worst_factor are those with it.
+/// each window with runs enough has a slope of its own. Large errors amplify each other: over all runs measured = s (s / pivot)^(exponent - 1)
+/// with s = slope x predicted, and r2, spearman and worst_factor are those of this curve.
 struct JointFit {
   std::size_t n_runs = 0;
   double slope = 1, kappa = 1;  ///< slope: of all runs; in a plan, of its own sum: fitted over unfitted
   double r2 = 0, spearman = 0;
   double worst_factor = 1;  ///< largest ratio of measured to slope x predicted, or of its inverse
-  std::vector<WindowSlope> windows = {};  ///< ascending; not kept in plan files
+  // Not kept in plan files, whose slope is the curve's at their own loss.
+  double exponent = 1, pivot = 1;
+  std::vector<WindowSlope> windows = {};  ///< ascending
+  /// Measured over `score`, a sum already times its slopes.
+  double level(double score) const { return score > 0 ? std::pow(score / pivot, exponent - 1) : 1.0; }
   double slope_of(std::int64_t window) const {
     for (const WindowSlope& w : windows)
       if (w.window == window) return w.slope;

@@ -113,6 +113,9 @@ quant::SchemeParams params_from_sens(const sens::SensResult& sens, const LayerGe
   return params;
 }
 
+/// Limits on loss change with the level that the curve of the joint runs is taken at; they settle in two or three.
+constexpr int kMostRounds = 6;
+
 Candidates candidates_of(const sens::SensResult& sens, const SearchRequest& request, const LogSink& log) {
   Accounting accounting = request.accounting;
   accounting.sink_tokens = sens.n_sinks;
@@ -121,13 +124,14 @@ Candidates candidates_of(const sens::SensResult& sens, const SearchRequest& requ
 }
 
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log) {
-  const Candidates candidates = candidates_of(sens, request, log);
+  Candidates candidates = candidates_of(sens, request, log);
   if (request.limits.budget && restrictions_allow_bf16(request.restrictions)) {
     const Accounting& accounting = candidates.accounting();
     const std::int64_t limit = budget_bytes(*request.limits.budget, candidates.elements(), accounting.context_tokens, accounting.batch);
     if (plain_16_bit_bytes(sens.model.layers, accounting) <= limit) return plan_in_16_bit(sens, evidence, request, limit);
   }
   Found found = search(candidates, request.limits);
+  for (int round = 0; round < kMostRounds && candidates.predict_near(found.score); ++round) found = search(candidates, request.limits);
   // A limit on loss is met or not: there the margin rule has nothing to trade.
   std::optional<MarginVerdict> margin;
   if (request.limits.budget) margin = apply_margin(candidates, found.limit_bytes, request.limits.window_per_layer, found);
@@ -218,11 +222,12 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
     for (const Side side : {Side::kK, Side::kV}) {
       const std::string& text = side == Side::kK ? preset.k : preset.v;
       UnitPlan& unit = layer.unit(side);
-      unit = make_unit(quant::parse_scheme(text), side, geometry);
+      unit = make_unit(quant::in_frame_of(quant::parse_scheme(text), geometry), side, geometry);
       quant::check_scheme(unit.scheme, geometry, side);
       std::vector<std::string> notes;
       if (kvrt::needs_calibration(unit.scheme)) unit.params = fit(geometry, side, unit.scheme, &notes);
-      unit.why.push_back({"uniform", fmt::format("{} asks for {} on every {}", preset.name, text, side_name(side)), {}});
+      unit.why.push_back({"uniform", fmt::format("{} asks for {} on every {}{}", preset.name, text, side_name(side),
+                                                 kvrt::to_string(unit.scheme) == text ? "" : "; this layer has no RoPE, so that `pre` is its one frame"), {}});
       for (const std::string& note : notes) unit.why.push_back({"fit", note, {}});
       if (plan.salient) unit.why.push_back({"tier", fmt::format("{} asks for{} by {}", preset.name, quant::tier_text(preset.salient_fraction, preset.salient).substr(1), plan.salient->score), {{"fraction", preset.salient_fraction}}});
       if (seen != evidence.end())

@@ -140,15 +140,20 @@ kvrt::Scheme parse_scheme(const std::string& text) {
   return scheme;
 }
 
+kvrt::Scheme in_frame_of(kvrt::Scheme scheme, const LayerGeometry& layer) {
+  if (!has_rope(layer)) scheme.pre = false;
+  return scheme;
+}
+
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side) {
   const std::string text = kvrt::to_string(scheme);
   const std::string where = fmt::format("layer {} {} {}", layer.index, side_name(side), text);
   if (const std::string shape = kvrt::check_shape(scheme, layer.head_dim, side == Side::kK); !shape.empty())
     fail(ErrorKind::kUsage, where, "{}", shape);
-  if (scheme.pre && (layer.rope_style == RopeStyle::kNone || layer.rotary_dim == 0))
+  if (scheme.pre && !has_rope(layer))
     fail(ErrorKind::kUsage, where, "`pre` needs RoPE, and this layer has none; leave it out (the one frame is post)");
   if (scheme.pair) {
-    if (layer.rope_style == RopeStyle::kNone || layer.rotary_dim == 0) fail(ErrorKind::kUsage, where, "`pair` needs RoPE, and this layer has none; leave it out");
+    if (!has_rope(layer)) fail(ErrorKind::kUsage, where, "`pair` needs RoPE, and this layer has none; leave it out");
     const int group = scheme.granularity == kvrt::Granularity::kToken && scheme.group > 0 ? scheme.group : layer.head_dim;
     if (!kvrt::pairs_map_groups(layer.rotary_dim, layer.rope_style == RopeStyle::kInterleaved, layer.head_dim, group))
       fail(ErrorKind::kUsage, where, "RoPE pairs of {} channels do not map groups of {} onto groups; leave `pair` out or use another group", layer.rotary_dim, group);

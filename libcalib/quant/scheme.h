@@ -17,6 +17,9 @@ kvrt::Scheme parse_scheme(const std::string& text);
 /// Empty, or why the parts of a valid scheme work against each other.
 std::string doubtful_parts(const kvrt::Scheme& scheme);
 
+/// The same, without `pre` where the layer has no RoPE: its keys have one frame, which is called post.
+kvrt::Scheme in_frame_of(kvrt::Scheme scheme, const LayerGeometry& layer);
+
 /// Throws kUsage (shape: part, head_dim and sizes that would work). Says nothing of the runtime, which need not offer all that can be scored.
 void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side side);
 

@@ -63,31 +63,43 @@ void lay_out_grid(const quant::CandidateList& candidates, const std::vector<int>
   // Which (side, scheme) pairs hold on which layers, before the columns are fixed.
   result->schemes.clear();
   std::set<std::pair<std::size_t, std::string>> holds;
+  std::set<int> one_frame;
   for (const Side side : {Side::kK, Side::kV})
     for (const std::string& text : side == Side::kK ? candidates.k : candidates.v) {
       const kvrt::Scheme scheme = quant::parse_scheme(text);
       std::vector<int> refused;
       std::string reason;
       std::size_t n_held = 0;
+      std::vector<std::string> in_post;
       for (std::size_t u = 0; u < result->units.size(); ++u) {
         if (result->units[u].side != side) continue;
         const LayerGeometry& layer = model.layers[layer_position(model, result->units[u].layer)];
-        const std::string why = kvrt::check_shape(scheme, layer.head_dim, side == Side::kK);
+        const kvrt::Scheme here = quant::in_frame_of(scheme, layer);
+        const std::string why = kvrt::check_shape(here, layer.head_dim, side == Side::kK);
         if (!why.empty()) {
           refused.push_back(layer.index);
           reason = why;
           continue;
         }
-        holds.insert({u, text});
         ++n_held;
+        if (here == scheme) {
+          holds.insert({u, text});
+        } else {
+          holds.insert({u, kvrt::to_string(here)});
+          in_post.push_back(kvrt::to_string(here));
+          one_frame.insert(layer.index);
+        }
       }
       if (n_held == 0) {
         log.note(fmt::format("{} left out for {}: {}", text, side_name(side), reason));
         continue;
       }
       if (!refused.empty()) log.note(fmt::format("{} not scored for {} of layers {}: {}", text, side_name(side), layer_list(refused), reason));
-      add_once(result->schemes, text);
+      if (in_post.size() < n_held) add_once(result->schemes, text);
+      for (const std::string& post : in_post) add_once(result->schemes, post);
     }
+  if (!one_frame.empty())
+    log.note(fmt::format("layers {} have no RoPE: their keys have one frame, and schemes with `pre` stand there without it", layer_list({one_frame.begin(), one_frame.end()})));
   if (result->schemes.empty()) fail(ErrorKind::kUsage, "--candidates", "no candidate scheme fits this model");
 
   const std::size_t n = result->schemes.size();

@@ -11,7 +11,7 @@ namespace {
 
 UnitCandidate unit_of(const std::string& scheme_text, std::size_t layer, Side side, std::int64_t n_sinks, const ModelIdentity& model,
                       const ParamsProvider& params) {
-  UnitCandidate unit{0, quant::parse_scheme(scheme_text), {}};
+  UnitCandidate unit{0, quant::in_frame_of(quant::parse_scheme(scheme_text), model.layers[layer]), {}};
   quant::check_scheme(unit.scheme, model.layers[layer], side);
   if (kvrt::needs_calibration(unit.scheme)) unit.params = params(layer, side, unit.scheme, n_sinks);
   return unit;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <sstream>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -191,6 +192,27 @@ TEST_F(Kvsens, RefineSaysWhetherRaisedRangesPay) {
     EXPECT_EQ(plan.scale_refresh_tokens == 64, plan.decision.back().text.find("raised every") != std::string::npos) << plan.decision.back().text;
     EXPECT_EQ(run("kvplan check " + file("p8r.json")).exit_code, 0);
   }
+}
+
+TEST_F(Kvsens, LayersWithoutRopeAreCalibratedScoredAndPlannedInOneFrame) {
+  test::write_hf_folder(test::make_tiny_model("m-smollm3"), file("nope"));
+  const std::string schemes = "int8.token.g,int4.channel.g32,int4.channel.g32.pre,int3.channel.g32.pre";
+  ASSERT_EQ(run("kvcalib " + inputs("nope") + " -o " + file("nope.h5")).exit_code, 0);
+  const Outcome scored = run("kvsens " + inputs("nope") + " -v --stats " + file("nope.h5") + " --window 16 --candidates " + schemes + " -o " + file("nope_sens.h5"));
+  ASSERT_EQ(scored.exit_code, 0) << scored.text;
+  EXPECT_NE(scored.text.find("layers 3 have no RoPE"), std::string::npos) << scored.text;
+  ASSERT_EQ(run("kvplan --stats " + file("nope.h5") + " --sens " + file("nope_sens.h5") + " --budget 7 --context 4096 -o " + file("nope.json")).exit_code, 0);
+  const Outcome shown = run("kvplan show " + file("nope.json"));
+  std::istringstream lines(shown.text);
+  for (std::string line; std::getline(lines, line);)
+    if (line.rfind("        3  ", 0) == 0) EXPECT_EQ(line.find(".pre"), std::string::npos) << line;
+  // A preset that wants keys before RoPE: measured and written in the one frame there.
+  ASSERT_EQ(run("kvplan --uniform int4.channel.g32.pre:int8.token.g --stats " + file("nope.h5") + " --context 4096 -o " + file("nope_uniform.json")).exit_code, 0);
+  const Outcome uniform = run("kvplan explain " + file("nope_uniform.json") + " --layer 3");
+  EXPECT_NE(uniform.text.find("this layer has no RoPE"), std::string::npos) << uniform.text;
+  const Outcome measured = run("kvsens evaluate " + inputs("nope") + " --backend kvrt --uniform int4.channel.g32.pre:int8.token.g --plan " + file("nope.json") + " --plan " +
+                               file("nope_uniform.json") + " -o " + file("nope_eval.json"));
+  ASSERT_EQ(measured.exit_code, 0) << measured.text;
 }
 
 TEST_F(Kvsens, JointRunsFitThePredictionsOfEveryPlan) {

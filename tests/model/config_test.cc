@@ -60,7 +60,7 @@ TEST(HfConfig, NullCountsAsAbsentAndTypesAreNotConverted) {  // CF-07
 TEST(HfConfig, RequiredKeysAreNamed) {
   for (const char* key : {"num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "model_type"})
     expect_error([&] { parse(without(base(), key)); }, ErrorKind::kFormat, {"m/config.json", key, "missing"});
-  expect_error([&] { parse(with(base(), "model_type", "unknown_x")); }, ErrorKind::kUnsupported, {"unknown_x", "llama, mistral, qwen2, qwen3, gemma3_text"});
+  expect_error([&] { parse(with(base(), "model_type", "unknown_x")); }, ErrorKind::kUnsupported, {"unknown_x", "llama, mistral, qwen2, qwen3, gemma3_text, smollm3"});
   // SN-03, SN-04: learned sink logits and latent caches, which no score here would account for.
   for (const char* type : {"gpt_oss", "deepseek_v3"}) expect_error([&] { parse(with(base(), "model_type", type)); }, ErrorKind::kUnsupported, {type});
   expect_error([&] { parse_hf_config("[1]", "m/config.json"); }, ErrorKind::kFormat, {"object"});
@@ -254,6 +254,20 @@ TEST(Gemma3Config, PatternsAndRefusals) {
   expect_error([&] { parse(with(base(), "hidden_act", "gelu_pytorch_tanh")); }, ErrorKind::kUnsupported, {"hidden_act", "llama"});
 }
 
+TEST(SmolLm3Config, LayersWithoutRope) {
+  using Flags = std::vector<std::uint8_t>;
+  EXPECT_EQ(parse(base("m-smollm3")).has_rope, (Flags{1, 1, 1, 0}));
+  EXPECT_EQ(parse(with(base("m-smollm3"), "no_rope_layer_interval", 2)).has_rope, (Flags{1, 0, 1, 0}));
+  EXPECT_EQ(parse(with(base("m-smollm3"), "no_rope_layers", {0, 1, 1, 1})).has_rope, (Flags{0, 1, 1, 1}));
+  EXPECT_EQ(parse(base()).has_rope, (Flags{1, 1, 1, 1}));
+  expect_error([&] { parse(with(base("m-smollm3"), "no_rope_layers", {1, 1, 0})); }, ErrorKind::kFormat, {"no_rope_layers has 3 entries"});
+  expect_error([&] { parse(with(base("m-smollm3"), "no_rope_layers", {1, 2, 0, 1})); }, ErrorKind::kFormat, {"no_rope_layers[1] is 2"});
+  json slides = with(with(base("m-smollm3"), "use_sliding_window", true), "sliding_window", 8);
+  expect_error([&] { parse(slides); }, ErrorKind::kUnsupported, {"use_sliding_window", "layer_types"});
+  slides["layer_types"] = {"full_attention", "full_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(parse(slides).sliding_window, (Windows{0, 0, 0, 8}));
+}
+
 TEST(Gemma3Config, TextPartOfTheMultimodalConfiguration) {
   // What google/gemma-3-4b-it states; the rest are the family's defaults.
   const json text = {{"hidden_size", 2560}, {"intermediate_size", 10240}, {"model_type", "gemma3_text"}, {"num_hidden_layers", 34},
@@ -308,7 +322,7 @@ TEST(Gemma3Config, GgufKeys) {
 }
 
 TEST(Architectures, TableIsConsistent) {
-  EXPECT_EQ(model::supported_model_types(), "llama, mistral, qwen2, qwen3, gemma3_text");
+  EXPECT_EQ(model::supported_model_types(), "llama, mistral, qwen2, qwen3, gemma3_text, smollm3");
   for (const auto& row : model::architecture_rows()) {
     EXPECT_EQ(model::find_model_type(row.model_type), &row);
     if (*row.gguf_architecture) { EXPECT_EQ(model::find_gguf_architecture(row.gguf_architecture), &row); }

@@ -117,18 +117,21 @@ INSTANTIATE_TEST_SUITE_P(
                            "500000.0", false},
                       Case{"llama_bias", "m-llama", "", "", true}, Case{"mistral_sliding", "m-mistral", "", "", false},
                       Case{"qwen2", "m-qwen2", "", "", false}, Case{"qwen3", "m-qwen3", "", "", false},
-                      Case{"gemma3", "m-gemma3", "", "", false},
+                      Case{"gemma3", "m-gemma3", "", "", false}, Case{"smollm3", "m-smollm3", "", "", false},
                       Case{"gemma3_rope_linear", "m-gemma3", R"({"rope_type":"linear","factor":8.0})", "", false, "40"}),
     [](const auto& info) { return std::string(info.param.golden); });
 
-TEST(ModelGolden, GemmaFromGgufMatchesReference) {  // norms there hold 1 + w
-  TinyModel model = make_tiny_model("m-gemma3");
+void expect_gguf_golden(const char* name) {
+  TinyModel model = make_tiny_model(std::string("m-") + name);
   vary_vectors(model);
   const TempFolder folder;
   const std::string path = write_gguf(model, folder.file("m.gguf")).front();
-  const json want = golden("gemma3");
+  const json want = golden(name);
   expect_golden(run_forward(path, want["ids"].get<std::vector<text::TokenId>>()), want);
 }
+
+TEST(ModelGolden, GemmaFromGgufMatchesReference) { expect_gguf_golden("gemma3"); }    // norms there hold 1 + w
+TEST(ModelGolden, SmolLm3FromGgufMatchesReference) { expect_gguf_golden("smollm3"); }  // rows permuted in all layers, RoPE in three of four
 
 void expect_real_golden(const char* name, const char* variable, const char* fetch) {
   const json want = golden(name);

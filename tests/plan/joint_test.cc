@@ -47,6 +47,60 @@ TEST(JointFit, EachWindowHasItsSlope) {
   EXPECT_NEAR(fit.worst_factor, 1 / fit.slope, 1e-12);
 }
 
+TEST(JointFit, LargeLossesAmplifyEachOther) {
+  std::vector<JointRun> runs;
+  for (int i = 1; i <= 6; ++i)
+    for (const auto& [window, slope] : {std::pair<std::int64_t, double>{0, 0.7}, {128, 1.1}}) {
+      const double s = slope * std::exp(-i);
+      runs.push_back({std::exp(-i), s * std::pow(s / 0.01, 0.1), 0, window});
+    }
+  const JointFit fit = fit_joint(runs);
+  EXPECT_NEAR(fit.exponent, 1.1, 1e-9);
+  EXPECT_NEAR(fit.worst_factor, 1, 1e-9);
+  for (const JointRun& run : runs) {
+    const double s = fit.slope_of(run.window) * run.predicted;
+    EXPECT_NEAR(s * fit.level(s), run.kld, 1e-9 * run.kld);
+  }
+  runs.resize(10);
+  EXPECT_EQ(fit_joint(runs).exponent, 1) << "too few to bend the line";
+}
+
+TEST(JointFit, RunsWeighByTheirError) {
+  std::vector<JointRun> runs;
+  for (int i = 1; i <= 12; ++i) runs.push_back({std::exp(-i), std::exp(-i), 0, 128, 0.01 * std::exp(-i)});
+  for (std::size_t i = 9; i < 12; ++i) runs[i].kld *= 1.5, runs[i].kld_se = 0.5 * runs[i].kld;  // small losses, hardly measured
+  const JointFit fit = fit_joint(runs);
+  EXPECT_NEAR(fit.exponent, 1, 0.01);
+  EXPECT_NEAR(fit.slope * fit.level(fit.slope * std::exp(-5)), 1, 0.01);
+}
+
+TEST(JointFit, PlansTakeTheCurveAtTheirOwnLoss) {
+  sens::SensResult sens = scores(12);
+  const Candidates candidates(sens, Accounting{}, "");
+  sens::JointRuns joint;
+  joint.n_layers = candidates.n_layers();
+  const auto curve = [](double s) { return 1.1 * s * std::pow(1.1 * s / 0.5, 0.15); };
+  for (const std::size_t window : {0u, 1u})
+    for (const auto& choice : joint_samples(candidates, window, 8, 1)) {
+      for (const LayerOption& o : choice)
+        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
+      joint.kld.push_back(curve(predicted_score(choice))), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(joint.kld.back());
+    }
+  sens.joint = std::move(joint);
+  for (const char* budget : {"3.3", "4.5", "7"}) {
+    SearchRequest request;
+    request.limits.budget = parse_budget(budget);
+    const Plan plan = search_plan(sens, {}, request);
+    EXPECT_NEAR(plan.summary.predicted->kl(), curve(plan.summary.predicted->score), 2e-3 * plan.summary.predicted->kl()) << budget;
+    EXPECT_NEAR(plan.baselines.front().score, curve(plan.baselines.front().score / plan.summary.predicted->joint->slope), 0.2 * plan.baselines.front().score) << "near the plan";
+  }
+  SearchRequest request;
+  request.limits.max_score = 1.0;
+  const Plan plan = search_plan(sens, {}, request);
+  EXPECT_LE(curve(plan.summary.predicted->score), 1.003);
+  EXPECT_GT(curve(plan.summary.predicted->score), 0.85);
+}
+
 TEST(JointFit, PlansTakeTheSlopeOfTheirWindow) {
   sens::SensResult sens = scores(12);
   const Candidates candidates(sens, Accounting{}, "");

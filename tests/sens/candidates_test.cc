@@ -43,6 +43,21 @@ TEST(Candidates, InvalidSchemesDropOutWithANote) {
   for (std::size_t i = 0; i < grid.valid.size(); ++i) EXPECT_EQ(std::isfinite(grid.base_bytes_per_token[i]), grid.valid[i] == 1);
 }
 
+TEST(Candidates, KeysWithoutRopeHaveOneFrame) {
+  SensResult grid;
+  grid.model = model_of({64, 64});
+  grid.model.layers[0].rotary_dim = 64;
+  grid.model.layers[1].rope_style = RopeStyle::kNone, grid.model.layers[1].rotary_dim = 0, grid.model.layers[1].inv_freq.clear();
+  std::vector<std::string> notes;
+  LogSink log;
+  log.note = [&](const std::string& text) { notes.push_back(text); };
+  lay_out_grid({"custom", {"int4.channel.g64", "int4.channel.g64.pre", "int3.channel.g64.pre.ef"}, {"int4.token.g64"}}, {}, &grid, log);
+  EXPECT_EQ(grid.schemes, (std::vector<std::string>{"int4.channel.g64", "int4.channel.g64.pre", "int3.channel.g64.pre.ef", "int3.channel.g64.ef", "int4.token.g64"}));
+  EXPECT_EQ(grid.valid, (std::vector<std::uint8_t>{1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1}));
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("layers 1 have no RoPE"), std::string::npos);
+}
+
 TEST(Candidates, NothingLeftIsAnError) {
   SensResult grid;
   grid.model = model_of({64});

@@ -147,7 +147,7 @@ std::string ids_text(const std::vector<std::int32_t>& ids) {
 std::string config_json(const TinyModel& m) {
   const std::map<std::string, std::string> classes = {{"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"},
                                                       {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"},
-                                                      {"gemma3_text", "Gemma3ForCausalLM"}};
+                                                      {"gemma3_text", "Gemma3ForCausalLM"}, {"smollm3", "SmolLM3ForCausalLM"}};
   Json c = {{"architectures", {classes.at(m.model_type)}}, {"model_type", m.model_type}, {"hidden_size", m.hidden},
             {"intermediate_size", m.intermediate}, {"num_hidden_layers", m.n_layers}, {"num_attention_heads", m.n_q_heads},
             {"num_key_value_heads", m.n_kv_heads}, {"hidden_act", "silu"}, {"max_position_embeddings", m.max_positions},
@@ -156,6 +156,7 @@ std::string config_json(const TinyModel& m) {
             {"eos_token_id", m.ids_tokenizer ? 2 : 257}};
   if (m.explicit_head_dim) c["head_dim"] = m.head_dim;
   if (m.model_type == "mistral") c["sliding_window"] = m.sliding_window;
+  if (m.model_type == "smollm3") c["no_rope_layer_interval"] = 4, c["no_rope_layers"] = nullptr, c["sliding_window"] = nullptr, c["use_sliding_window"] = false;
   if (m.model_type == "llama" || m.model_type == "qwen3") c["attention_bias"] = false;
   if (m.model_type == "qwen2" || m.model_type == "qwen3") c["use_sliding_window"] = false;
   if (m.gemma()) {
@@ -225,7 +226,7 @@ std::vector<std::string> write_gguf(const TinyModel& m, const std::string& path,
   std::size_t n_tensors = 0;
   for (auto& p : parts) p.version = options.version, p.alignment = options.alignment;
   add_model_keys(parts[0], m, options);
-  const bool permuted = m.model_type == "llama" || m.model_type == "mistral";
+  const bool permuted = m.model_type == "llama" || m.model_type == "mistral" || m.model_type == "smollm3";
   const auto put = [&](GgufWriter& out, const std::string& name, const std::vector<std::int64_t>& shape, const std::vector<float>& values, bool f16) {
     if (std::find(options.omit.begin(), options.omit.end(), name) != options.omit.end()) return;
     if (f16) out.add_tensor(name, {shape.rbegin(), shape.rend()}, GgmlType::kF16, f16_bytes(values));

@@ -114,6 +114,9 @@ TinyModel make_tiny_model(const std::string& name) {
     m.model_type = name.substr(2);
     m.n_q_heads = 8, m.n_kv_heads = 4, m.head_dim = 8;
     if (name == "m-mistral") m.sliding_window = 8;
+  } else if (name == "m-smollm3") {
+    m.model_type = "smollm3";
+    m.n_q_heads = 8, m.n_kv_heads = 4, m.head_dim = 8;
   } else if (name == "m-qwen2" || name == "m-qwen2-big") {
     m.model_type = "qwen2";
     m.n_q_heads = 4, m.n_kv_heads = 2, m.head_dim = 16;

@@ -27,7 +27,7 @@ struct TinyTensor {
 };
 
 struct TinyModel {
-  std::string model_type;            ///< llama, mistral, qwen2, qwen3, gemma3_text
+  std::string model_type;            ///< llama, mistral, qwen2, qwen3, gemma3_text, smollm3
   std::int64_t n_layers = 0, hidden = 64, n_q_heads = 0, n_kv_heads = 0, head_dim = 0, intermediate = 128, vocab = 260;
   std::int64_t max_positions = 4096, sliding_window = 0;
   double rms_eps = 1e-6, rope_theta = 10000, local_rope_theta = 10000;
@@ -43,7 +43,8 @@ struct TinyModel {
 };
 
 /// m-llama, m-mistral (m-llama with model_type mistral and sliding_window 8), m-qwen2, m-qwen2-big, m-qwen3, m-gemma3 (sliding, full,
-/// sliding, full; window 8; RoPE theta 1e6 and 10000 in sliding layers; tied; norm weights 0, which the family reads as 1).
+/// sliding, full; window 8; RoPE theta 1e6 and 10000 in sliding layers; tied; norm weights 0, which the family reads as 1), m-smollm3
+/// (m-llama with model_type smollm3, layer 3 without RoPE).
 TinyModel make_tiny_model(const std::string& name);
 /// The trained stories260K, restored (../shared/data/README.md) and put into Hugging Face order; tied, RMS epsilon 1e-5,
 /// 512 positions. Empty without the shared file; throws if the restored bytes do not have the documented sha256.

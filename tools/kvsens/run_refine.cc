@@ -191,7 +191,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   plan::check_same_model(original.model, options.plan, in.identity, options.run.model);
   check_disjoint(in, sens);
   const plan::SearchRequest request = request_of(original);
-  const plan::Candidates candidates = plan::candidates_of(sens, request, log);
+  plan::Candidates candidates = plan::candidates_of(sens, request, log);
   if (!candidates.metric_in_nats()) fail(ErrorKind::kUsage, options.plan, "spends {}, which is not in nats and predicts no KL", candidates.metric());
   const std::vector<plan::LayerOption> choice = plan::choice_of(candidates, original);
 
@@ -220,7 +220,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   std::optional<plan::JointFit> fit;
   std::vector<plan::JointRun> joint;
   for (std::size_t i = first_sample; i < runs.size(); ++i)
-    if (const double predicted = plan::unfitted_score(candidates, runs[i]); predicted > 0 && results[i].kld > 0) joint.push_back({predicted, results[i].kld, std::log(results[i].ppl_ratio)});
+    if (const double predicted = plan::unfitted_score(candidates, runs[i]); predicted > 0 && results[i].kld > 0) joint.push_back({predicted, results[i].kld, std::log(results[i].ppl_ratio), 0, results[i].kld_se});
   if (joint.size() >= plan::kLeastJointRuns) fit = plan::fit_joint(joint);
 
   plan::Plan refined = original;
@@ -284,6 +284,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   refined.monitor.length_limit = loss.length_limit;
   if (refined.summary.predicted && fit) {
     refined.summary.predicted->joint = fit;
+    refined.summary.predicted->joint->slope *= fit->level(fit->slope * refined.summary.predicted->score);
     refined.summary.predicted->unfitted = false;
   }
   refined.provenance = in.provenance;
