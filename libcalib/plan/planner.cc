@@ -180,6 +180,8 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
   CALIB_CHECK(plan.summary.bytes == found.bytes);
   plan.summary.predicted =
       Prediction{candidates.metric(), found.score / candidates.slope(), found.se / candidates.slope(), candidates.metric_in_nats(), !candidates.fit(), candidates.fit()};
+  if (const sens::IsolatedRuns* runs = candidates.isolated())
+    plan.summary.predicted->isolated = {static_cast<std::size_t>(std::count(runs->taken_up.begin(), runs->taken_up.end(), 1)), runs->above, runs->k.value, runs->v.value};
   plan.summary.gap = found.solution.gap();
   plan.summary.proven = found.solution.proven;
   plan.frontier = frontier(candidates, request.limits.window_per_layer);
