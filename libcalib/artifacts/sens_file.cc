@@ -151,8 +151,8 @@ sens::IsolatedRuns read_isolated(const H5Reader& file, const SensResult& sens) {
   out.above = file.number_attribute("/isolated", "above");
   for (const Side side : {Side::kK, Side::kV}) {
     const std::string letter = side == Side::kK ? "_k" : "_v";
-    (side == Side::kK ? out.k : out.v) = {file.number_attribute("/isolated", "slope" + letter), file.number_attribute("/isolated", "slope_se" + letter),
-                                          file.integer_attribute("/isolated", "pairs" + letter)};
+    sens::IsolatedRuns::Slope& slope = side == Side::kK ? out.k : out.v;
+    slope = {file.number_attribute("/isolated", "slope" + letter), file.number_attribute("/isolated", "slope_se" + letter), file.integer_attribute("/isolated", "pairs" + letter)};
   }
   out.taken_up = file.read<std::uint8_t>("/isolated/taken_up", {static_cast<std::int64_t>(sens.units.size())});
   out.mean = file.read<double>("/isolated/mean", score_shape(sens, false));

@@ -127,7 +127,12 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
     log.note(fmt::format("4 or more query heads per KV head: K keeps at least 4 bits (token groups) or 3 (channel groups); left out: {}",
                          fmt::join(held_back, " ")));
   elements_ = cache_elements(layers, accounting_);
-  if (sens.isolated) take_isolated(log);
+  std::vector<std::uint8_t> unknown;
+  if (sens.isolated) {
+    StagedScores staged = staged_scores(sens, *sens.isolated);
+    mean_ = std::move(staged.mean), se_ = std::move(staged.se), unknown = std::move(staged.unknown);
+    log.note(isolated_summary());
+  }
   fit_predictions();
   if (fit_ && !fit_->reliable())
     log.warning(fmt::format("predictions are unreliable: {} joint runs give a slope of {:.2f} and a rank correlation of {:.2f}; measure the plan (kvsens refine)", fit_->n_runs,
@@ -136,26 +141,23 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
   for (const char* metric : {"attn_out", "attn_kl"})
     if (const auto entry = sens.scores.find(metric); entry != sens.scores.end()) check_sizes(sens, entry->second, metric);
   judge_low_rank(log);
+  if (sens.isolated) leave_out(unknown, log);
   restrict(log);
 }
 
-/// Puts the losses of isolated runs in place of the scores of the units that they took up.
-void Candidates::take_isolated(const LogSink& log) {
-  StagedScores staged = staged_scores(sens_, *sens_.isolated);
-  mean_ = std::move(staged.mean), se_ = std::move(staged.se);
-  log.note(isolated_summary());
-  std::vector<std::string> unknown;
+/// Takes schemes out of `allowed_` whose scores nothing is known of in some tier class (`unknown`: index as ScoreTable).
+void Candidates::leave_out(const std::vector<std::uint8_t>& unknown, const LogSink& log) {
+  std::vector<std::string> names;
   for (std::size_t l = 0; l < n_layers(); ++l)
     for (const Side side : {Side::kK, Side::kV})
       for (std::size_t s = 0; s < schemes_.size(); ++s) {
         bool known = true;
-        for (std::size_t w = 0; w < sens_.windows.size(); ++w) known = known && !staged.unknown[sens_.index(unit(l, side), s, w)];
+        for (std::size_t w = 0; w < sens_.windows.size(); ++w) known = known && !unknown[sens_.index(unit(l, side), s, w)];
         if (known || !allowed(l, side, s)) continue;
         allowed_[(2 * l + (side == Side::kK ? 0 : 1)) * schemes_.size() + s] = 0;
-        unknown.push_back(fmt::format("{} {}", unit_name({sens_.model.layers[l].index, side}), sens_.schemes[s]));
+        names.push_back(fmt::format("{} {}", unit_name({sens_.model.layers[l].index, side}), sens_.schemes[s]));
       }
-  if (!unknown.empty())
-    log.note(fmt::format("{} left out, first {}: kvsens isolate took the unit up and did not measure it", counted(unknown.size(), "option"), unknown.front()));
+  if (!names.empty()) log.note(fmt::format("{} left out, first {}: kvsens isolate took the unit up and did not measure it", counted(names.size(), "option"), names.front()));
 }
 
 std::string Candidates::isolated_summary() const {

@@ -111,7 +111,7 @@ class Candidates {
   std::vector<LayerGroup> groups(const std::vector<std::size_t>& classes, const Filter& filter = {}, bool with_constants = false) const;
 
  private:
-  void take_isolated(const LogSink& log);
+  void leave_out(const std::vector<std::uint8_t>& unknown, const LogSink& log);
   void fit_predictions();
   std::size_t cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class, std::size_t exit_class) const;
   void restrict(const LogSink& log);

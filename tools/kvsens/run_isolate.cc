@@ -9,6 +9,7 @@
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
+#include "libcalib/plan/budget.h"
 #include "libcalib/plan/two_stage.h"
 #include "libcalib/plan/verify.h"
 #include "libcalib/sens/sweep.h"
