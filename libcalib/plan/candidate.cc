@@ -137,6 +137,10 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
   if (fit_ && !fit_->reliable())
     log.warning(fmt::format("predictions are unreliable: {} joint runs give a slope of {:.2f} and a rank correlation of {:.2f}; measure the plan (kvsens refine)", fit_->n_runs,
                             fit_->slope, fit_->spearman));
+  else if (fit_)
+    for (const WindowSlope& w : fit_->windows)
+      if (JointFit own = *fit_; own.slope = w.slope, !own.reliable())
+        log.note(fmt::format("joint runs with window {} lose {:.2f} times what their scores add up to; its scores are multiplied by that", w.window, w.slope));
   count_bytes();
   for (const char* metric : {"attn_out", "attn_kl"})
     if (const auto entry = sens.scores.find(metric); entry != sens.scores.end()) check_sizes(sens, entry->second, metric);
@@ -178,12 +182,14 @@ void Candidates::fit_predictions() {
   std::vector<JointRun> runs;
   for (std::size_t r = 0; r < joint.size(); ++r) {
     double predicted = 0;
+    std::int64_t window = sens_.windows[static_cast<std::size_t>(joint.tier_class[r * n_layers()])];
     for (std::size_t l = 0; l < n_layers(); ++l) {
       const std::size_t i = r * n_layers() + l;
       const auto tiers = static_cast<std::size_t>(joint.tier_class[i]);
+      if (sens_.windows[tiers] != window) window = -1;
       predicted += score(l, Side::kK, static_cast<std::size_t>(joint.k[i]), tiers) + score(l, Side::kV, static_cast<std::size_t>(joint.v[i]), tiers);
     }
-    if (predicted > 0 && joint.kld[r] > 0) runs.push_back({predicted, joint.kld[r], joint.ln_ppl_ratio[r]});
+    if (predicted > 0 && joint.kld[r] > 0) runs.push_back({predicted, joint.kld[r], joint.ln_ppl_ratio[r], window});
   }
   if (runs.size() >= kLeastJointRuns) fit_ = fit_joint(runs);
 }
@@ -299,16 +305,16 @@ bool Candidates::allowed(std::size_t layer, Side side, std::size_t scheme) const
 }
 
 double Candidates::score(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
-  return slope() * mean_[sens_.index(unit(layer, side), scheme, tier_class)];
+  return slope(tier_class) * mean_[sens_.index(unit(layer, side), scheme, tier_class)];
 }
 
 double Candidates::estimate(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
-  return slope() * sens_.scores.at(metric_).mean[sens_.index(unit(layer, side), scheme, tier_class)];
+  return slope(tier_class) * sens_.scores.at(metric_).mean[sens_.index(unit(layer, side), scheme, tier_class)];
 }
 
 double Candidates::standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
   const double se = se_[sens_.index(unit(layer, side), scheme, tier_class)];
-  return std::isfinite(se) ? slope() * se : 0.0;
+  return std::isfinite(se) ? slope(tier_class) * se : 0.0;
 }
 
 std::int64_t Candidates::bytes(std::size_t layer, std::size_t k, std::size_t v, std::size_t tier_class) const {

@@ -78,8 +78,8 @@ class Candidates {
   bool metric_in_nats() const;
   /// What the joint runs of sens.h5 say of sums of this metric; empty without them, or if it is not in nats.
   const std::optional<JointFit>& fit() const { return fit_; }
-  /// Scores and standard errors here are those of sens.h5 times this.
-  double slope() const { return fit_ ? fit_->slope : 1.0; }
+  /// Scores and standard errors here are those of sens.h5 times this, by the window of the tier class.
+  double slope(std::size_t tier_class) const { return fit_ ? fit_->slope_of(sens_.windows[tier_class]) : 1.0; }
   /// ln PPL ratio over KL; 1 where nothing (or nothing positive) was measured.
   double kappa() const { return fit_ && fit_->kappa > 0 ? fit_->kappa : 1.0; }
   std::size_t n_layers() const { return sens_.model.layers.size(); }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -52,22 +53,32 @@ JointFit fit_joint(std::span<const JointRun> runs) {
   JointFit fit;
   fit.n_runs = runs.size();
   std::vector<double> predicted, measured;
+  std::map<std::int64_t, std::vector<std::size_t>> by_window;
   double kl_square = 0, product = 0;
   for (const JointRun& run : runs) {
     CALIB_CHECK(run.predicted > 0 && run.kld > 0);
     predicted.push_back(std::log(run.predicted)), measured.push_back(std::log(run.kld));
     kl_square += run.kld * run.kld, product += run.kld * run.ln_ppl_ratio;
+    by_window[run.window].push_back(predicted.size() - 1);
   }
   const auto n = static_cast<double>(runs.size());
   double shift = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) shift += (measured[i] - predicted[i]) / n;
+  fit.slope = std::exp(shift);
+  for (const auto& [window, members] : by_window) {
+    const bool own = window >= 0 && members.size() >= kLeastJointRuns;
+    double window_shift = own ? 0.0 : shift;
+    if (own)
+      for (const std::size_t i : members) window_shift += (measured[i] - predicted[i]) / static_cast<double>(members.size());
+    for (const std::size_t i : members) predicted[i] += window_shift;
+    if (own) fit.windows.push_back({window, members.size(), std::exp(window_shift)});
+  }
   const double mean = std::accumulate(measured.begin(), measured.end(), 0.0) / n;
   double residual = 0, total = 0, worst = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const double r = measured[i] - predicted[i] - shift;
+    const double r = measured[i] - predicted[i];
     residual += r * r, total += (measured[i] - mean) * (measured[i] - mean), worst = std::max(worst, std::fabs(r));
   }
-  fit.slope = std::exp(shift);
   fit.kappa = product / kl_square;
   fit.r2 = total > 0 ? 1 - residual / total : 0.0;
   fit.spearman = correlation(ranks(predicted), ranks(measured));
@@ -78,6 +89,12 @@ JointFit fit_joint(std::span<const JointRun> runs) {
 double predicted_score(const std::vector<LayerOption>& choice) {
   double sum = 0;
   for (const LayerOption& o : choice) sum += o.score;
+  return sum;
+}
+
+double unfitted_score(const Candidates& candidates, const std::vector<LayerOption>& choice) {
+  double sum = 0;
+  for (const LayerOption& o : choice) sum += o.score / candidates.slope(o.tier_class);
   return sum;
 }
 

@@ -16,11 +16,12 @@ struct JointRun {
   double predicted = 0;     ///< nats
   double kld = 0;           ///< measured mean KL, nats
   double ln_ppl_ratio = 0;  ///< measured ln of the perplexity ratio
+  std::int64_t window = 0;  ///< of all its layers; -1 if they differ
 };
 
 inline constexpr std::size_t kLeastJointRuns = 3;
 
-/// Requires: at least kLeastJointRuns runs, all predicted and measured numbers > 0.
+/// A window with kLeastJointRuns runs gets a slope of its own. Requires: at least kLeastJointRuns runs, all predicted and measured numbers > 0.
 JointFit fit_joint(std::span<const JointRun> runs);
 
 /// n combinations of the tier classes with one window (that of `tier_class`): the dual's frontier at up to 8 effective bit rates, evenly spread between its ends (at most 8 bits), and for each
@@ -29,6 +30,8 @@ std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates
 
 /// Sum of scores, as Candidates gives them.
 double predicted_score(const std::vector<LayerOption>& choice);
+/// The same before any fit: the sum that sens.h5 holds.
+double unfitted_score(const Candidates& candidates, const std::vector<LayerOption>& choice);
 
 /// The option of every layer that a plan names. Throws: kMismatch naming layer, side and scheme (or the window) that the scores do not have.
 std::vector<LayerOption> choice_of(const Candidates& candidates, const Plan& plan);

@@ -57,14 +57,28 @@ struct Request {
   Restrictions restrictions;
 };
 
+/// The slope of the runs of one window.
+struct WindowSlope {
+  std::int64_t window = 0;
+  std::size_t n_runs = 0;
+  double slope = 1;
+};
+
 /// What joint runs say about predictions (joint.h): measured KL = slope x predicted sum, ln PPL ratio = kappa x KL. Runs span decades,
 /// so slope and r2 are those of the logarithms: slope = exp(mean ln(measured / predicted)), r2 the share of the variance of
-/// ln measured that slope x predicted explains.
+/// ln measured that slope x predicted explains. Scores of short windows may be off by another factor than those of long ones, so
+/// each window with runs enough has a slope of its own, and r2, spearman and worst_factor are those with it.
 struct JointFit {
   std::size_t n_runs = 0;
-  double slope = 1, kappa = 1;
+  double slope = 1, kappa = 1;  ///< slope: of all runs; in a plan, of its own sum: fitted over unfitted
   double r2 = 0, spearman = 0;
   double worst_factor = 1;  ///< largest ratio of measured to slope x predicted, or of its inverse
+  std::vector<WindowSlope> windows = {};  ///< ascending; not kept in plan files
+  double slope_of(std::int64_t window) const {
+    for (const WindowSlope& w : windows)
+      if (w.window == window) return w.slope;
+    return slope;
+  }
   /// METHODS.md 7: outside these limits sums of scores say too little, and only measured plans count.
   bool reliable() const { return spearman >= 0.8 && slope >= 0.7 && slope <= 1.5; }
 };

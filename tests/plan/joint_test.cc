@@ -31,6 +31,45 @@ TEST(JointFit, ExactRunsGiveTheirSlope) {
   EXPECT_TRUE(fit.reliable());
 }
 
+TEST(JointFit, EachWindowHasItsSlope) {
+  std::vector<JointRun> runs;
+  for (int i = 1; i <= 6; ++i) {
+    runs.push_back({std::exp(-i), 0.5 * std::exp(-i), 0, 0});
+    runs.push_back({std::exp(-i), 1.25 * std::exp(-i), 0, 128});
+  }
+  runs.push_back({0.3, 0.3, 0, 32});  // alone: the slope of all
+  const JointFit fit = fit_joint(runs);
+  EXPECT_NEAR(fit.slope, std::exp((6 * std::log(0.5) + 6 * std::log(1.25)) / 13), 1e-12);
+  ASSERT_EQ(fit.windows.size(), 2u);
+  EXPECT_NEAR(fit.slope_of(0), 0.5, 1e-12);
+  EXPECT_NEAR(fit.slope_of(128), 1.25, 1e-12);
+  EXPECT_EQ(fit.slope_of(32), fit.slope);
+  EXPECT_NEAR(fit.worst_factor, 1 / fit.slope, 1e-12);
+}
+
+TEST(JointFit, PlansTakeTheSlopeOfTheirWindow) {
+  sens::SensResult sens = scores(12);
+  const Candidates candidates(sens, Accounting{}, "");
+  sens::JointRuns joint;
+  joint.n_layers = candidates.n_layers();
+  for (const std::size_t window : {0u, 1u})
+    for (const auto& choice : joint_samples(candidates, window, 6, 1)) {
+      for (const LayerOption& o : choice)
+        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
+      joint.kld.push_back((window == 0 ? 0.8 : 1.2) * predicted_score(choice)), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(joint.kld.back());
+    }
+  sens.joint = std::move(joint);
+  const Candidates fitted(sens, Accounting{}, "");
+  for (const std::size_t window : {0u, 1u}) EXPECT_NEAR(fitted.score(3, Side::kK, 2, window), (window == 0 ? 0.8 : 1.2) * candidates.score(3, Side::kK, 2, window), 1e-12);
+  SearchRequest request;
+  request.limits.budget = parse_budget("4.5");
+  const Plan plan = search_plan(sens, {}, request);
+  EXPECT_NEAR(plan.summary.predicted->joint->slope, plan.window_tokens == 32 ? 0.8 : 1.2, 1e-9);
+  const std::vector<LayerOption> choice = choice_of(fitted, plan);
+  EXPECT_NEAR(plan.summary.predicted->kl(), predicted_score(choice), 1e-12);
+  EXPECT_NEAR(plan.summary.predicted->score, unfitted_score(fitted, choice), 1e-12);
+}
+
 TEST(JointFit, OneRunOffIsTheWorstAndDisorderIsUnreliable) {
   std::vector<JointRun> runs;
   for (int i = 0; i < 9; ++i) runs.push_back({std::exp(-i), std::exp(-i) * (i == 4 ? std::exp(0.9) : 1.0), 0});

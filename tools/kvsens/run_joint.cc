@@ -35,8 +35,14 @@ void print_fit(const sens::SensResult& sens, const std::string& output, bool as_
     const std::optional<plan::JointFit> fit = plan::Candidates(sens, plan::Accounting{}, metric).fit();
     if (!fit) continue;
     json["fits"][metric] = {{"slope", fit->slope}, {"kappa", fit->kappa}, {"spearman", fit->spearman}, {"r2", fit->r2}, {"worst_factor", fit->worst_factor}, {"reliable", fit->reliable()}};
+    std::string windows;
+    for (const plan::WindowSlope& w : fit->windows) {
+      json["fits"][metric]["windows"].push_back({{"window", w.window}, {"runs", w.n_runs}, {"slope", w.slope}});
+      windows += fmt::format("{}{} x at {}", windows.empty() ? " (" : ", ", fmt::format("{:.2f}", w.slope), w.window);
+    }
+    if (!windows.empty()) windows += " tokens of window)";
     if (!as_json)
-      fmt::print("{:<14} measured = {:.2f} x predicted, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", metric, fit->slope, fit->spearman, fit->r2,
+      fmt::print("{:<14} measured = {:.2f} x predicted{}, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", metric, fit->slope, windows, fit->spearman, fit->r2,
                  fit->worst_factor, fit->kappa, fit->reliable() ? "" : "; unreliable, only measured plans count");
   }
   if (as_json) fmt::print("{}\n", json.dump(2));

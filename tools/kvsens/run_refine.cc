@@ -220,7 +220,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   std::optional<plan::JointFit> fit;
   std::vector<plan::JointRun> joint;
   for (std::size_t i = first_sample; i < runs.size(); ++i)
-    if (const double predicted = plan::predicted_score(runs[i]) / candidates.slope(); predicted > 0 && results[i].kld > 0) joint.push_back({predicted, results[i].kld, std::log(results[i].ppl_ratio)});
+    if (const double predicted = plan::unfitted_score(candidates, runs[i]); predicted > 0 && results[i].kld > 0) joint.push_back({predicted, results[i].kld, std::log(results[i].ppl_ratio)});
   if (joint.size() >= plan::kLeastJointRuns) fit = plan::fit_joint(joint);
 
   plan::Plan refined = original;
