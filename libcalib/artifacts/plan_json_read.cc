@@ -337,7 +337,12 @@ void Reader::read_summary() {
                                           j.at("spearman").number(), positive(j.at("worst_factor"))};
       keep_unknown("/summary/predicted/joint", {"runs", "slope", "kappa", "r2", "spearman", "worst_factor", "reliable"});
     }
-    keep_unknown("/summary/predicted", {"metric", "score", "se", "in_nats", "kl", "ppl_ratio", "unfitted", "joint"});
+    if (p.has("isolated")) {
+      const JsonValue i = p.at("isolated");
+      s.predicted->isolated = plan::IsolatedUse{static_cast<std::size_t>(count(i.at("units"))), positive(i.at("above")), positive(i.at("slope_k")), positive(i.at("slope_v"))};
+      keep_unknown("/summary/predicted/isolated", {"units", "above", "slope_k", "slope_v"});
+    }
+    keep_unknown("/summary/predicted", {"metric", "score", "se", "in_nats", "kl", "ppl_ratio", "unfitted", "joint", "isolated"});
   }
   if (v.has("measured")) {
     const JsonValue m = v.at("measured");

@@ -61,6 +61,8 @@ ordered_json summary_to_json(const plan::Summary& s) {
     if (p.joint)
       predicted["joint"] = {{"runs", p.joint->n_runs}, {"slope", p.joint->slope}, {"kappa", p.joint->kappa}, {"r2", p.joint->r2}, {"spearman", p.joint->spearman},
                             {"worst_factor", p.joint->worst_factor}, {"reliable", p.joint->reliable()}};
+    if (p.isolated)
+      predicted["isolated"] = {{"units", p.isolated->n_units}, {"above", p.isolated->above}, {"slope_k", p.isolated->slope_k}, {"slope_v", p.isolated->slope_v}};
     out["predicted"] = predicted;
   }
   if (s.measured) {

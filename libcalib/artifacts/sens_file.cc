@@ -1,9 +1,11 @@
 #include "libcalib/artifacts/sens_file.h"
 
+#include <cmath>
 #include <set>
 
 #include "libcalib/base/error.h"
 #include "libcalib/base/mapped_file.h"
+#include "libcalib/base/utf8.h"
 #include "libcalib/io/h5.h"
 #include "libcalib/io/provenance.h"
 #include "libcalib/quant/token_tiers.h"
@@ -92,6 +94,72 @@ sens::JointRuns read_joint(const H5Reader& file, const SensResult& sens) {
   for (const JointResult& r : kJointResults) out.*r.values = file.read<double>(std::string("/joint/") + r.name, runs);
   out.data = io::read_data(file, "/joint/data");
   out.provenance = io::read_provenance(file, "/joint/provenance");
+  return out;
+}
+
+void write_isolated(H5Writer& file, const std::string& path, const SensResult& result) {
+  const sens::IsolatedRuns& runs = *result.isolated;
+  const std::size_t n_cells = result.units.size() * result.schemes.size() * result.windows.size();
+  if (runs.mean.size() != n_cells || runs.se.size() != n_cells || runs.taken_up.size() != result.units.size())
+    fail(ErrorKind::kInternal, path, "/isolated has {} means, {} errors and {} units, expected {} and {}", runs.mean.size(), runs.se.size(), runs.taken_up.size(), n_cells, result.units.size());
+  file.group("/isolated");
+  file.attribute("/isolated", "metric", runs.metric);
+  file.attribute("/isolated", "above", runs.above);
+  for (const Side side : {Side::kK, Side::kV}) {
+    const std::string letter = side == Side::kK ? "_k" : "_v";
+    file.attribute("/isolated", "slope" + letter, runs.slope(side).value);
+    file.attribute("/isolated", "slope_se" + letter, runs.slope(side).se_ln);
+    file.attribute("/isolated", "pairs" + letter, runs.slope(side).n_pairs);
+  }
+  file.write("/isolated/taken_up", view(runs.taken_up), {static_cast<std::int64_t>(result.units.size())});
+  file.write("/isolated/mean", view(runs.mean), score_shape(result, false));
+  file.write("/isolated/se", view(runs.se), score_shape(result, false));
+  io::write_data(file, "/isolated/data", runs.data);
+  io::write_provenance(file, "/isolated/provenance", runs.provenance);
+}
+
+/// Numbers that a planner may divide by and add up: a mean wherever there is an error, on valid pairs, some in every unit taken up.
+void check_isolated(const H5Reader& file, const SensResult& sens, const sens::IsolatedRuns& runs) {
+  if (!sens.scores.count(runs.metric)) file.wrong("/isolated", fmt::format("attribute `metric` is \"{}\", which /score does not hold", to_valid_utf8(runs.metric)));
+  if (!(std::isfinite(runs.above) && runs.above > 0)) file.wrong("/isolated", fmt::format("attribute `above` is {}, expected a number above 0", runs.above));
+  for (const Side side : {Side::kK, Side::kV}) {
+    const sens::IsolatedRuns::Slope& s = runs.slope(side);
+    if (!(std::isfinite(s.value) && s.value > 0 && std::isfinite(s.se_ln) && s.se_ln >= 0 && s.n_pairs >= 0))
+      file.wrong("/isolated", fmt::format("the slope of {} is {} +- {} from {} pairs", side_name(side), s.value, s.se_ln, s.n_pairs));
+  }
+  const std::size_t n_schemes = sens.schemes.size();
+  for (std::size_t u = 0; u < sens.units.size(); ++u) {
+    const std::string unit = fmt::format("layer {} {}", sens.units[u].layer, side_name(sens.units[u].side));
+    if (runs.taken_up[u] > 1) file.wrong("/isolated/taken_up", fmt::format("{} has {}, expected 0 or 1", unit, runs.taken_up[u]));
+    std::size_t n_measured = 0;
+    for (std::size_t s = 0; s < n_schemes; ++s)
+      for (std::size_t w = 0; w < sens.windows.size(); ++w) {
+        const std::size_t i = sens.index(u, s, w);
+        const bool measured = runs.measured(i);
+        n_measured += measured;
+        if (measured && !sens.valid[u * n_schemes + s]) file.wrong("/isolated/mean", fmt::format("{} {} is measured and not valid", unit, sens.schemes[s]));
+        if (measured && !(std::isfinite(runs.mean[i]) && runs.mean[i] >= 0)) file.wrong("/isolated/mean", fmt::format("{} {} is {}, expected at least 0", unit, sens.schemes[s], runs.mean[i]));
+        if (measured != (std::isfinite(runs.se[i]) && runs.se[i] >= 0)) file.wrong("/isolated/se", fmt::format("{} {} is {} beside a mean of {}", unit, sens.schemes[s], runs.se[i], runs.mean[i]));
+      }
+    if (runs.taken_up[u] && n_measured == 0) file.wrong("/isolated/mean", fmt::format("{} is taken up and holds no measurement", unit));
+  }
+}
+
+sens::IsolatedRuns read_isolated(const H5Reader& file, const SensResult& sens) {
+  sens::IsolatedRuns out;
+  out.metric = file.string_attribute("/isolated", "metric");
+  out.above = file.number_attribute("/isolated", "above");
+  for (const Side side : {Side::kK, Side::kV}) {
+    const std::string letter = side == Side::kK ? "_k" : "_v";
+    sens::IsolatedRuns::Slope& slope = side == Side::kK ? out.k : out.v;
+    slope = {file.number_attribute("/isolated", "slope" + letter), file.number_attribute("/isolated", "slope_se" + letter), file.integer_attribute("/isolated", "pairs" + letter)};
+  }
+  out.taken_up = file.read<std::uint8_t>("/isolated/taken_up", {static_cast<std::int64_t>(sens.units.size())});
+  out.mean = file.read<double>("/isolated/mean", score_shape(sens, false));
+  out.se = file.read<double>("/isolated/se", score_shape(sens, false));
+  out.data = io::read_data(file, "/isolated/data");
+  out.provenance = io::read_provenance(file, "/isolated/provenance");
+  check_isolated(file, sens, out);
   return out;
 }
 
@@ -185,6 +253,7 @@ void write_sens_file(const std::string& path, const SensResult& result) {
     }
     file.write(group + "/by_bucket", view(table.by_bucket), score_shape(result, true));
   }
+  if (result.isolated) write_isolated(file, path, result);
   if (result.joint) write_joint(file, *result.joint);
   io::write_provenance(file, "/provenance", result.provenance);
   file.finish();
@@ -228,6 +297,7 @@ SensResult read_sens_file(const std::string& path) {
     for (const Field& field : kFields) table.*field.values = file.read<double>("/score/" + metric + "/" + field.name, score_shape(out, false));
     table.by_bucket = file.read<double>("/score/" + metric + "/by_bucket", score_shape(out, true));
   }
+  if (file.has("/isolated")) out.isolated = read_isolated(file, out);
   if (file.has("/joint")) out.joint = read_joint(file, out);
   return out;
 }

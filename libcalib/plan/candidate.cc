@@ -4,7 +4,9 @@
 #include <cmath>
 #include <set>
 
+#include "libcalib/base/plural.h"
 #include "libcalib/plan/joint.h"
+#include "libcalib/plan/two_stage.h"
 #include "libcalib/quant/scheme.h"
 
 namespace calib::plan {
@@ -23,7 +25,15 @@ std::string choose_metric(const sens::SensResult& sens, const std::string& asked
     if (asked == "attn_kl")
       fail(ErrorKind::kUsage, "--metric attn_kl", "it is 0 for every V unit, so it cannot rank them; use fisher_softmax or another of: {}", present);
     if (!sens.scores.count(asked)) fail(ErrorKind::kUsage, "--metric " + asked, "the scores hold {}", present.empty() ? "no scores" : present);
+    if (sens.isolated && asked != sens.isolated->metric)
+      fail(ErrorKind::kUsage, "--metric " + asked,
+           "the scores hold isolated runs in place of {0} where it fails, and no other; use --metric {0}, or the file from before kvsens isolate", sens.isolated->metric);
     return asked;
+  }
+  if (sens.isolated) {
+    if (!sens.scores.count(sens.isolated->metric))
+      fail(ErrorKind::kMismatch, "the scores", "hold isolated runs in place of {}, and {} only; run kvsens isolate again", sens.isolated->metric, present);
+    return sens.isolated->metric;
   }
   for (const char* name : kMetricOrder)
     if (sens.scores.count(name)) return name;
@@ -60,8 +70,10 @@ void check_sizes(const sens::SensResult& sens, const sens::ScoreTable& table, co
 
 Candidates::Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log,
                        const Restrictions& restrictions, const TierRules& tiers)
-    : sens_(sens), accounting_(accounting), restrictions_(restrictions), tier_rules_(tiers), metric_(choose_metric(sens, metric)), table_(&sens.scores.at(metric_)) {
-  check_sizes(sens, *table_, metric_);
+    : sens_(sens), accounting_(accounting), restrictions_(restrictions), tier_rules_(tiers), metric_(choose_metric(sens, metric)) {
+  const sens::ScoreTable& table = sens.scores.at(metric_);
+  check_sizes(sens, table, metric_);
+  mean_ = table.mean, se_ = table.se;
   if (!sens.salient_scheme.empty()) salient_ = quant::parse_scheme(sens.salient_scheme);
   accounting_.sink_tokens = sens.n_sinks;
   std::set<std::string> seen;
@@ -98,7 +110,7 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
       if (!sens.valid[unit_of_[i] * schemes_.size() + s]) continue;
       quant::check_scheme(schemes_[s], layer, side);
       for (std::size_t w = 0; w < sens.windows.size(); ++w)
-        if (!std::isfinite(table_->mean[sens.index(unit_of_[i], s, w)]))
+        if (!std::isfinite(mean_[sens.index(unit_of_[i], s, w)]))
           not_finite.push_back(fmt::format("layer {} {} {} {}", layer.index, side_name(side), sens.schemes[s], class_text(w)));
       if (side == Side::kK && wide && below_wide_group_floor(schemes_[s], layer.head_dim)) {
         if (std::find(held_back.begin(), held_back.end(), sens.schemes[s]) == held_back.end()) held_back.push_back(sens.schemes[s]);
@@ -115,6 +127,12 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
     log.note(fmt::format("4 or more query heads per KV head: K keeps at least 4 bits (token groups) or 3 (channel groups); left out: {}",
                          fmt::join(held_back, " ")));
   elements_ = cache_elements(layers, accounting_);
+  std::vector<std::uint8_t> unknown;
+  if (sens.isolated) {
+    StagedScores staged = staged_scores(sens, *sens.isolated);
+    mean_ = std::move(staged.mean), se_ = std::move(staged.se), unknown = std::move(staged.unknown);
+    log.note(isolated_summary());
+  }
   fit_predictions();
   if (fit_ && !fit_->reliable())
     log.warning(fmt::format("predictions are unreliable: {} joint runs give a slope of {:.2f} and a rank correlation of {:.2f}; measure the plan (kvsens refine)", fit_->n_runs,
@@ -127,7 +145,33 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
   for (const char* metric : {"attn_out", "attn_kl"})
     if (const auto entry = sens.scores.find(metric); entry != sens.scores.end()) check_sizes(sens, entry->second, metric);
   judge_low_rank(log);
+  if (sens.isolated) leave_out(unknown, log);
   restrict(log);
+}
+
+/// Takes schemes out of `allowed_` whose scores nothing is known of in some tier class (`unknown`: index as ScoreTable).
+void Candidates::leave_out(const std::vector<std::uint8_t>& unknown, const LogSink& log) {
+  std::vector<std::string> names;
+  for (std::size_t l = 0; l < n_layers(); ++l)
+    for (const Side side : {Side::kK, Side::kV})
+      for (std::size_t s = 0; s < schemes_.size(); ++s) {
+        bool known = true;
+        for (std::size_t w = 0; w < sens_.windows.size(); ++w) known = known && !unknown[sens_.index(unit(l, side), s, w)];
+        if (known || !allowed(l, side, s)) continue;
+        allowed_[(2 * l + (side == Side::kK ? 0 : 1)) * schemes_.size() + s] = 0;
+        names.push_back(fmt::format("{} {}", unit_name({sens_.model.layers[l].index, side}), sens_.schemes[s]));
+      }
+  if (!names.empty()) log.note(fmt::format("{} left out, first {}: kvsens isolate took the unit up and did not measure it", counted(names.size(), "option"), names.front()));
+}
+
+std::string Candidates::isolated_summary() const {
+  const sens::IsolatedRuns& runs = *sens_.isolated;
+  const auto n = std::count(runs.taken_up.begin(), runs.taken_up.end(), 1);
+  std::string text = fmt::format("{} of {} by isolated runs, where {} passes {:g} nats", n, counted(sens_.units.size(), "unit"), runs.metric, runs.above);
+  if (n == 0) return text;
+  const auto slope = [](const sens::IsolatedRuns::Slope& s) { return fmt::format("{:.2f} ({})", s.value, counted(s.n_pairs, "pair")); };
+  const bool alike = runs.k.value == runs.v.value && runs.k.n_pairs == runs.v.n_pairs;
+  return text + fmt::format(" ({}); their score is logit_kl over {}", units_taken_up(sens_, runs), alike ? slope(runs.k) : fmt::format("{} for K, {} for V", slope(runs.k), slope(runs.v)));
 }
 
 /// The slope between what the joint runs of sens.h5 lost and what this metric's sums predict.
@@ -268,11 +312,15 @@ bool Candidates::allowed(std::size_t layer, Side side, std::size_t scheme) const
 }
 
 double Candidates::score(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
-  return slope(tier_class) * table_->mean[sens_.index(unit(layer, side), scheme, tier_class)];
+  return slope(tier_class) * mean_[sens_.index(unit(layer, side), scheme, tier_class)];
+}
+
+double Candidates::estimate(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
+  return slope(tier_class) * sens_.scores.at(metric_).mean[sens_.index(unit(layer, side), scheme, tier_class)];
 }
 
 double Candidates::standard_error(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const {
-  const double se = table_->se[sens_.index(unit(layer, side), scheme, tier_class)];
+  const double se = se_[sens_.index(unit(layer, side), scheme, tier_class)];
   return std::isfinite(se) ? slope(tier_class) * se : 0.0;
 }
 

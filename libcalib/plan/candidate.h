@@ -21,7 +21,7 @@ struct LayerOption {
   std::size_t k = 0, v = 0, tier_class = 0;
   std::int64_t bytes = 0;
   std::int64_t constants = 0;  ///< plan constants, shared by all sequences
-  double score = 0;            ///< S_K + S_V, times the slope of joint runs where sens.h5 holds them
+  double score = 0;            ///< S_K + S_V, those of isolated runs where they took the unit up, times the slope of joint runs where sens.h5 holds them
 };
 
 /// Layers that are decided together, and the ways to store them: bytes, constants and score are sums over the layers.
@@ -48,7 +48,8 @@ class Candidates {
   using Filter = std::function<bool(std::size_t layer, Side side, std::size_t scheme)>;
 
   /// `metric` empty: the first present of logit_kl, fisher_softmax, fisher_vec, lookahead, fisher, attn_out.
-  /// Throws: kUsage (unknown metric, a scheme listed twice, restrictions that name what is not there), kMismatch (a unit of the
+  /// With isolated runs: the metric that they were made for, and no other.
+  /// Throws: kUsage (unknown metric, another one than that of the isolated runs, a scheme listed twice, restrictions that name what is not there), kMismatch (a unit of the
   /// model is missing, naming it; tables of other sizes), kNumeric (a score that is not finite, naming layer, side and scheme),
   /// kUnsupported (scheme not offered), kInfeasible (restrictions leave a unit nothing, naming layer and rule).
   /// Group sizes of 4 and more keep K base at 4 bits (token) or 3 (channel), noted once (METHODS.md 8). Classes with a salient tier are
@@ -67,6 +68,13 @@ class Candidates {
   /// Whether some layer may take a salient tier.
   bool any_tier() const;
   const std::string& metric() const { return metric_; }
+  /// Isolated runs of sens.h5 whose losses stand in place of the scores of the units that they took up; null without any.
+  const sens::IsolatedRuns* isolated() const { return sens_.isolated ? &*sens_.isolated : nullptr; }
+  bool taken_up(std::size_t layer, Side side) const { return sens_.isolated && sens_.isolated->taken_up[unit(layer, side)]; }
+  /// What the metric said of an option before isolated runs, in the scale of score().
+  double estimate(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class) const;
+  /// How many units the isolated runs took up, which, and by what slope they were brought to the metric's scale.
+  std::string isolated_summary() const;
   bool metric_in_nats() const;
   /// What the joint runs of sens.h5 say of sums of this metric; empty without them, or if it is not in nats.
   const std::optional<JointFit>& fit() const { return fit_; }
@@ -106,6 +114,7 @@ class Candidates {
   std::vector<LayerGroup> groups(const std::vector<std::size_t>& classes, const Filter& filter = {}, bool with_constants = false) const;
 
  private:
+  void leave_out(const std::vector<std::uint8_t>& unknown, const LogSink& log);
   void fit_predictions();
   std::size_t cost_index(std::size_t layer, Side side, std::size_t scheme, std::size_t tier_class, std::size_t exit_class) const;
   void restrict(const LogSink& log);
@@ -122,7 +131,7 @@ class Candidates {
   TierRules tier_rules_;
   kvrt::Scheme salient_;
   std::string metric_;
-  const sens::ScoreTable* table_ = nullptr;
+  std::vector<double> mean_, se_;  ///< scores of the metric, index as ScoreTable, as replaced by isolated runs
   std::optional<JointFit> fit_;
   double level_ = 1;                        ///< of the fit's curve
   std::vector<kvrt::Scheme> schemes_;

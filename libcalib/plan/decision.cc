@@ -95,6 +95,12 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
   reasons.push_back({"score",
                      fmt::format("{} {:.3e} +- {:.1e}, {:.1f} % of the plan's sum", c.metric(), score, se, 100 * share),
                      {{"score", score}, {"se", se}, {"share", share}}});
+  if (c.taken_up(layer, side)) {
+    const double estimate = c.estimate(layer, side, scheme, choice.tier_class);
+    const bool measured = c.isolated()->measured(c.sens().index(c.unit(layer, side), scheme, choice.tier_class));
+    reasons.push_back({"isolated", fmt::format("{}; the estimate was {:.3e}", measured ? "measured by an isolated run" : "not measured, moved with the option that dominates it", estimate),
+                       {{"estimate", estimate}}});
+  }
   if (std::optional<Reason> tier = tier_reason(c, layer, choice)) reasons.push_back(std::move(*tier));
   const Restrictions& r = c.restrictions();
   const bool tied = r.one_pair && !c.skipped(layer);

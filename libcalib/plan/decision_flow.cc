@@ -240,6 +240,10 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
   }
   steps.push_back({"candidates", fmt::format("{} of list {} and {}, scored by {}", counted(c.sens().schemes.size(), "scheme"), c.sens().candidate_list, counted(class_sets(c, false).size(), "window"), c.metric()),
                    {{"schemes", static_cast<double>(c.sens().schemes.size())}, {"windows", static_cast<double>(class_sets(c, false).size())}}});
+  if (const sens::IsolatedRuns* runs = c.isolated())
+    steps.push_back({"isolated", c.isolated_summary(),
+                     {{"units", static_cast<double>(std::count(runs->taken_up.begin(), runs->taken_up.end(), 1))}, {"above", runs->above}, {"slope_k", runs->k.value}, {"slope_v", runs->v.value},
+                      {"pairs_k", static_cast<double>(runs->k.n_pairs)}, {"pairs_v", static_cast<double>(runs->v.n_pairs)}}});
   steps.push_back(outlier_step(c, evidence));
 
   const auto question = [&](const char* rule, std::string chosen, const std::vector<std::pair<std::string, SchemeTest>>& options, bool keys_only) {

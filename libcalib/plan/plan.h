@@ -100,6 +100,14 @@ struct Measured {
   bool has_error() const { return n_documents >= 2; }
 };
 
+/// Units whose scores are measured losses of single units (`kvsens isolate`), over the slope that those have to the metric.
+struct IsolatedUse {
+  std::size_t n_units = 0;
+  double above = 0;                ///< nats of the metric
+  double slope_k = 1, slope_v = 1;
+  bool operator==(const IsolatedUse&) const = default;
+};
+
 /// Sum over units of the score that was spent. METHODS.md 7: a metric in nats predicts KL = slope x score.
 struct Prediction {
   std::string metric;
@@ -107,6 +115,7 @@ struct Prediction {
   bool in_nats = false;      ///< logit_kl, fisher_softmax, fisher_vec, fisher
   bool unfitted = true;      ///< slope = kappa = 1, no joint runs behind it
   std::optional<JointFit> joint = {};
+  std::optional<IsolatedUse> isolated = {};
   double kl() const { return joint ? joint->slope * score : score; }                       ///< if in_nats
   double ln_ppl_ratio() const { return joint ? joint->kappa * kl() : kl(); }
 };

@@ -186,6 +186,8 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
   const double unfitted = unfitted_score(candidates, found.choice), slope = unfitted > 0 ? found.score / unfitted : 1.0;
   plan.summary.predicted = Prediction{candidates.metric(), unfitted, found.se / slope, candidates.metric_in_nats(), !candidates.fit(), candidates.fit()};
   if (JointFit* fit = plan.summary.predicted->joint ? &*plan.summary.predicted->joint : nullptr) fit->slope = slope, fit->windows.clear();
+  if (const sens::IsolatedRuns* runs = candidates.isolated())
+    plan.summary.predicted->isolated = {static_cast<std::size_t>(std::count(runs->taken_up.begin(), runs->taken_up.end(), 1)), runs->above, runs->k.value, runs->v.value};
   plan.summary.gap = found.solution.gap();
   plan.summary.proven = found.solution.proven;
   plan.frontier = frontier(candidates, request.limits.window_per_layer);

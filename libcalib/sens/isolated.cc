@@ -18,13 +18,15 @@ struct Isolated {
   std::string name;
 };
 
-std::vector<Isolated> isolated_changes(const SensResult& grid, int layer, const SweepOptions& options, const ParamsProvider& params) {
+std::vector<Isolated> isolated_changes(const SensResult& grid, int layer, const SweepOptions& options, const std::vector<std::uint8_t>& cells,
+                                       const ParamsProvider& params) {
   std::vector<Isolated> out;
   const std::shared_ptr<const quant::SalientTier> salient = salient_tier_of(grid, layer);
   for (std::size_t u = 0; u < grid.units.size(); ++u) {
     if (grid.units[u].layer != layer) continue;
     for (UnitCandidate& c : unit_candidates(grid, u, params))
       for (std::size_t w = 0; w < grid.windows.size(); ++w) {
+        if (!cells.empty() && !cells[grid.index(u, c.scheme_idx, w)]) continue;
         Isolated change{u, c.scheme_idx, w, {}, fmt::format("layer {} {} {}", layer, side_name(grid.units[u].side), grid.schemes[c.scheme_idx])};
         change.change.tiers = isolated_tiers(c.scheme, options.n_sinks, grid.windows[w], grid.salient_fraction(w));
         if (change.change.tiers.block_salient > 0) change.change.salient = salient;
@@ -47,11 +49,12 @@ struct Scored {
   }
 };
 
-class IsolatedRuns {
+class IsolatedWalk {
  public:
-  IsolatedRuns(const model::StreamingModel& model, const std::vector<text::Document>& documents, const DocumentStates& states,
-               const SweepOptions& options, const ParamsProvider& params, ThreadPool& pool, SensResult* result, const SweepProgressFn& progress)
-      : model_(model), documents_(documents), states_(states), options_(options), params_(params), pool_(pool), result_(result),
+  IsolatedWalk(const model::StreamingModel& model, const std::vector<text::Document>& documents, const DocumentStates& states,
+               const SweepOptions& options, const std::vector<std::uint8_t>& cells, const ParamsProvider& params, ThreadPool& pool, SensResult* result,
+               const SweepProgressFn& progress)
+      : model_(model), documents_(documents), states_(states), options_(options), cells_(cells), params_(params), pool_(pool), result_(result),
         progress_(progress), n_layers_(model.n_layers()), head_(model.load_head()) {
     logit_kl_ = wants(options, "logit_kl");
     lookahead_ = wants(options, "lookahead");
@@ -62,7 +65,7 @@ class IsolatedRuns {
       if (wants(options_, metric)) add_empty_table(metric, result_);
     std::vector<std::int64_t> scored;
     for (std::int64_t l = 0; l < n_layers_; ++l) {
-      const auto n = static_cast<std::int64_t>(isolated_changes(*result_, model_.layer(l).index, options_, params_).size());
+      const auto n = static_cast<std::int64_t>(isolated_changes(*result_, model_.layer(l).index, options_, cells_, params_).size());
       if (n == 0) continue;
       scored.push_back(l);
       total_ += n * (end_of(l) - l);
@@ -75,7 +78,7 @@ class IsolatedRuns {
   std::int64_t end_of(std::int64_t l) const { return logit_kl_ ? n_layers_ : stop_of(l); }
 
   void run_layer(std::int64_t l) {
-    const std::vector<Isolated> changes = isolated_changes(*result_, model_.layer(l).index, options_, params_);
+    const std::vector<Isolated> changes = isolated_changes(*result_, model_.layer(l).index, options_, cells_, params_);
     DocumentStates runs(documents_, static_cast<std::int64_t>(changes.size()), model_.identity().hidden_size,
                         model::tensor_options(model_.device(), model_.dtype()), options_.hidden_memory_bytes);
     for (std::int64_t m = l; m < end_of(l); ++m) {
@@ -144,6 +147,7 @@ class IsolatedRuns {
   const std::vector<text::Document>& documents_;
   const DocumentStates& states_;
   const SweepOptions& options_;
+  const std::vector<std::uint8_t>& cells_;
   const ParamsProvider& params_;
   ThreadPool& pool_;
   SensResult* result_;
@@ -156,9 +160,9 @@ class IsolatedRuns {
 }  // namespace
 
 void score_isolated(const model::StreamingModel& model, const std::vector<text::Document>& documents, const DocumentStates& states,
-                    const SweepOptions& options, const ParamsProvider& params, ThreadPool& pool, SensResult* result,
-                    const SweepProgressFn& progress) {
-  IsolatedRuns(model, documents, states, options, params, pool, result, progress).run();
+                    const SweepOptions& options, const std::vector<std::uint8_t>& cells, const ParamsProvider& params, ThreadPool& pool,
+                    SensResult* result, const SweepProgressFn& progress) {
+  IsolatedWalk(model, documents, states, options, cells, params, pool, result, progress).run();
 }
 
 }  // namespace calib::sens

@@ -41,6 +41,24 @@ struct JointRuns {
   std::size_t size() const { return kld.size(); }
 };
 
+/// Single units run on to the logits where a metric's estimate is past what it can be trusted with (`kvsens isolate`).
+struct IsolatedRuns {
+  /// logit_kl over the metric, where the metric holds.
+  struct Slope {
+    double value = 1, se_ln = 0;  ///< se_ln: standard error of its logarithm
+    std::int64_t n_pairs = 0;
+  };
+  DataIdentity data;
+  Provenance provenance;
+  std::string metric;   ///< whose scores they replace
+  double above = 0;     ///< nats of that metric: a unit with a surviving option above it is taken up
+  Slope k, v;           ///< the same where both sides were fitted together
+  std::vector<std::uint8_t> taken_up;  ///< [units]
+  std::vector<double> mean, se;        ///< logit_kl, index as ScoreTable; NaN where not measured
+  const Slope& slope(Side side) const { return side == Side::kK ? k : v; }
+  bool measured(std::size_t cell) const { return mean[cell] == mean[cell]; }
+};
+
 struct SensResult {
   ModelIdentity model;
   DataIdentity data, calibration_data;
@@ -60,6 +78,7 @@ struct SensResult {
   std::map<std::string, ScoreTable> scores;  ///< by metric name
   std::map<std::string, std::vector<FittedArray>> params;  ///< key "<ll>/<k|v>/<scheme>"
   std::optional<JointRuns> joint;
+  std::optional<IsolatedRuns> isolated;
 
   std::size_t index(std::size_t unit, std::size_t scheme, std::size_t tier_class) const {
     return (unit * schemes.size() + scheme) * windows.size() + tier_class;

@@ -60,13 +60,25 @@ class Sweep {
       for (const UnitCandidate& c : unit_candidates(*result_, u, params_)) store_params(c, u, result_);
     if (n_alternatives_ > 0)
       log_.note(fmt::format("codebooks of 2 bits: Q-Norm loses less attention in {} of {} cases and is kept there", n_alternatives_kept_, n_alternatives_));
-    if (isolated) score_isolated(model_, documents_, states, options_, params_, pool_, result_, progress_);
-    if (documents_.size() < static_cast<std::size_t>(Bootstrap::kMinDocuments))
-      log_.warning(fmt::format("only {}: standard errors come from blocks of 256 rows", counted(documents_.size(), "document")));
+    if (isolated) score_isolated(model_, documents_, states, options_, {}, params_, pool_, result_, progress_);
+    warn_of_few_documents();
     drop_unasked();
   }
 
+  void run_isolated(const std::vector<std::uint8_t>& cells) {
+    result_->n_buckets = n_position_buckets(longest(documents_));
+    DocumentStates states(documents_, model_.n_layers() + 1, model_.identity().hidden_size, model::tensor_options(model_.device(), model_.dtype()), options_.hidden_memory_bytes);
+    walk_forward(states, true, false, true);
+    score_isolated(model_, documents_, states, options_, cells, params_, pool_, result_, progress_);
+    warn_of_few_documents();
+  }
+
  private:
+  void warn_of_few_documents() const {
+    if (documents_.size() < static_cast<std::size_t>(Bootstrap::kMinDocuments))
+      log_.warning(fmt::format("only {}: standard errors come from blocks of 256 rows", counted(documents_.size(), "document")));
+  }
+
   void report(const char* phase, std::int64_t done, std::int64_t total) const {
     if (progress_) progress_({phase, done, total});
   }
@@ -184,6 +196,24 @@ class Sweep {
   std::size_t n_alternatives_ = 0, n_alternatives_kept_ = 0;
 };
 
+constexpr double kMixedPass = 1.2;  ///< forward passes of one with a changed cache
+
+/// Share of a forward pass that runs on from a unit's layer.
+double share_above(const SensResult& grid, std::size_t unit) {
+  const auto n_layers = static_cast<double>(grid.model.layers.size());
+  return (n_layers - static_cast<double>(layer_position(grid.model, grid.units[unit].layer))) / n_layers;
+}
+
+void check_rows(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::int64_t n_sinks, bool needs_head) {
+  for (std::size_t d = 0; d < documents.size(); ++d)
+    if (static_cast<std::int64_t>(documents[d].ids.size()) <= n_sinks + 1)
+      fail(ErrorKind::kInfeasible, "--sinks", "document {} has {}, no more than the {} and one scored row", d, counted(documents[d].ids.size(), "token"),
+           counted(n_sinks, "sink"));
+  if (needs_head && !model.has_head())
+    fail(ErrorKind::kMismatch, model.identity().name,
+         "has no lm_head.weight, which the Fisher metrics, lookahead and logit_kl need; use --metric attn_kl,attn_out or a complete checkpoint");
+}
+
 }  // namespace
 
 bool wants(const SweepOptions& options, const char* metric) {
@@ -201,16 +231,38 @@ void run_sweep(const model::StreamingModel& model, const std::vector<text::Docum
     if (std::find(known_metrics().begin(), known_metrics().end(), m) == known_metrics().end())
       fail(ErrorKind::kUsage, "--metric", "unknown metric {}; known: {}", m, fmt::join(known_metrics(), ", "));
   if (options.n_draws < 1) fail(ErrorKind::kUsage, "--draws", "got {}, expected at least 1", options.n_draws);
-  for (std::size_t d = 0; d < documents.size(); ++d)
-    if (static_cast<std::int64_t>(documents[d].ids.size()) <= options.n_sinks + 1)
-      fail(ErrorKind::kInfeasible, "--sinks", "document {} has {}, no more than the {} and one scored row", d, counted(documents[d].ids.size(), "token"),
-           counted(options.n_sinks, "sink"));
-  const bool needs_head = wants_fisher(options) || wants_isolated(options);
-  if (needs_head && !model.has_head())
-    fail(ErrorKind::kMismatch, model.identity().name,
-         "has no lm_head.weight, which the Fisher metrics, lookahead and logit_kl need; use --metric attn_kl,attn_out or a complete checkpoint");
+  check_rows(model, documents, options.n_sinks, wants_fisher(options) || wants_isolated(options));
   result->n_sinks = options.n_sinks;
   Sweep(model, documents, options, params, pool, result, log, progress).run();
+}
+
+ScoreTable measure_isolated(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SensResult& grid,
+                            const std::vector<std::uint8_t>& cells, std::int64_t hidden_memory_bytes, ThreadPool& pool, const LogSink& log,
+                            const SweepProgressFn& progress) {
+  CALIB_CHECK(cells.size() == grid.units.size() * grid.schemes.size() * grid.windows.size());
+  check_rows(model, documents, grid.n_sinks, true);
+  SweepOptions options;
+  options.metrics = {"logit_kl"};
+  options.n_sinks = grid.n_sinks;
+  options.hidden_memory_bytes = hidden_memory_bytes;
+  const ParamsProvider kept = [&](std::size_t layer, Side side, const kvrt::Scheme& scheme, std::int64_t) -> quant::SchemeParams {
+    fail(ErrorKind::kMismatch, fmt::format("layer {} {} {}", grid.model.layers[layer].index, side_name(side), kvrt::to_string(scheme)),
+         "the scheme needs constants, and the scores keep none for it; run kvsens again");
+  };
+  SensResult part = grid;
+  part.scores.clear();
+  part.valid.assign(grid.valid.size(), 0);  // constants of other schemes may be missing
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    if (cells[i]) part.valid[i / grid.windows.size()] = 1;
+  Sweep(model, documents, options, kept, pool, &part, log, progress).run_isolated(cells);
+  return std::move(part.scores.at("logit_kl"));
+}
+
+double isolated_forward_passes(const SensResult& grid, const std::vector<std::uint8_t>& cells) {
+  double passes = 1;
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    if (cells[i]) passes += kMixedPass * share_above(grid, i / (grid.schemes.size() * grid.windows.size()));
+  return passes;
 }
 
 SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
@@ -232,15 +284,15 @@ SweepEstimate estimate_sweep(const model::StreamingModel& model, const std::vect
                       tokens * static_cast<std::int64_t>(grid.schemes.size() * options.windows.size() * options.salient_fractions.size()) * 2 * 4;
 
   // Measured on a 30-layer model: recompute costs a pass, each draw's backward 1.4, a scheme on all units of a side a tenth of one.
-  constexpr double kBackwardPasses = 1.4, kPassesPerScheme = 0.1, kMixedPass = 1.2;
+  constexpr double kBackwardPasses = 1.4, kPassesPerScheme = 0.1;
   const double n_layers = static_cast<double>(model.n_layers()), n_classes = static_cast<double>(options.windows.size() * options.salient_fractions.size());
   double scored = 0, isolated = 0;
   for (std::size_t u = 0; u < grid.units.size(); ++u)
     for (std::size_t s = 0; s < grid.schemes.size(); ++s) {
       if (grid.valid[u * grid.schemes.size() + s] == 0) continue;
       scored += n_classes / n_layers;
-      const double left = n_layers - static_cast<double>(layer_position(grid.model, grid.units[u].layer));
-      isolated += n_classes * (wants(options, "logit_kl") ? left : std::min(left, static_cast<double>(options.lookahead_blocks + 1))) / n_layers;
+      const double left = share_above(grid, u);
+      isolated += n_classes * (wants(options, "logit_kl") ? left : std::min(left, static_cast<double>(options.lookahead_blocks + 1) / n_layers));
     }
   const bool attention = wants(options, "attn_kl") || wants(options, "attn_out");
   out.forward_passes = 1 + (fisher ? 1.0 + kBackwardPasses * options.n_draws : 0.0) + (fisher || attention ? kPassesPerScheme * scored : 0.0) +

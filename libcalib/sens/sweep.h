@@ -47,6 +47,16 @@ using SweepProgressFn = std::function<void(const SweepProgress&)>;
 void run_sweep(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SweepOptions& options,
                const ParamsProvider& params, ThreadPool& pool, SensResult* result, const LogSink& log = {}, const SweepProgressFn& progress = {});
 
+/// logit_kl of single cells of a grid that has been scored, with the sinks, tier classes and constants of the grid. `cells`: index as
+/// ScoreTable, 1 = measure. Returns means and errors, NaN elsewhere. Equal to what run_sweep() gives those cells on the same text.
+/// Throws: as run_sweep; kMismatch naming a unit whose scheme needs constants that the grid does not keep.
+ScoreTable measure_isolated(const model::StreamingModel& model, const std::vector<text::Document>& documents, const SensResult& grid,
+                            const std::vector<std::uint8_t>& cells, std::int64_t hidden_memory_bytes, ThreadPool& pool, const LogSink& log = {},
+                            const SweepProgressFn& progress = {});
+
+/// Bare forward passes that measure_isolated() takes.
+double isolated_forward_passes(const SensResult& grid, const std::vector<std::uint8_t>& cells);
+
 /// Bytes a sweep holds beside the model: hidden states in memory and on disk, and one layer's working set; its time in bare forward
 /// passes over the same tokens.
 struct SweepEstimate {

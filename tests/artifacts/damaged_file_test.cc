@@ -38,6 +38,7 @@ std::string rewritten_sens(const std::string& path) {
 const Artifact kArtifacts[] = {
     {"stats", [](const std::string& path) { write_stats_file(path, test::example_stats(test::example_model(1), 1, 1, 70)); }, rewritten_stats},
     {"sens", [](const std::string& path) { write_sens_file(path, test::example_sens()); }, rewritten_sens},
+    {"isolated", [](const std::string& path) { write_sens_file(path, test::example_isolated()); }, rewritten_sens},
 };
 
 class DamagedFile : public testing::TestWithParam<Artifact> {};

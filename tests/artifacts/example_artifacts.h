@@ -89,4 +89,21 @@ inline sens::SensResult example_sens() {
   return out;
 }
 
+/// The same with isolated runs of fisher_vec: the keys of layer 0 taken up, one option of layer 2's values beside them.
+inline sens::SensResult example_isolated() {
+  sens::SensResult out = example_sens();
+  sens::IsolatedRuns runs;
+  runs.data = out.data, runs.data.documents_sha256 = std::string(64, 'e');
+  runs.provenance = out.provenance;
+  runs.metric = "fisher_vec";
+  runs.above = 0.02;
+  runs.k = {1.25, 0.0625, 7}, runs.v = {1.5, 0.125, 3};
+  runs.taken_up = {1, 0, 0, 0};
+  runs.mean.assign(out.scores.at("fisher_vec").mean.size(), std::nan(""));
+  runs.se = runs.mean;
+  for (const std::size_t i : {out.index(0, 0, 0), out.index(0, 1, 0), out.index(0, 1, 1), out.index(3, 1, 1)}) runs.mean[i] = 0.25 * static_cast<double>(i), runs.se[i] = 0.01;
+  out.isolated = runs;
+  return out;
+}
+
 }  // namespace calib::test

@@ -96,6 +96,28 @@ herr_t copy_object(hid_t, const char* name, const H5O_info_t* info, void* data) 
   return 0;
 }
 
+// Isolated runs stand beside scores and have their shapes.
+TEST(ForeignFile, IsolatedRunsOfAnotherShapeAreRefused) {
+  const TempFolder folder;
+  const std::string path = folder.file("sens.h5");
+  const std::vector<std::pair<const char*, std::vector<hsize_t>>> wrong = {
+      {"/isolated/mean", {4, 3, 1}}, {"/isolated/se", {4, 2, 2}}, {"/isolated/se", {}}, {"/isolated/taken_up", {5}}};
+  for (const auto& [name, extents] : wrong) {
+    write_sens_file(path, test::example_isolated());
+    const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+    ASSERT_GE(file, 0);
+    ASSERT_GE(H5Ldelete(file, name, H5P_DEFAULT), 0);
+    if (!extents.empty()) {
+      const hid_t space = H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr);
+      const hid_t dataset = H5Dcreate2(file, name, std::string(name) == "/isolated/taken_up" ? H5T_STD_U8LE : H5T_IEEE_F64LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+      H5Dclose(dataset);
+      H5Sclose(space);
+    }
+    H5Fclose(file);
+    test::expect_error([&] { read_sens_file(path); }, ErrorKind::kFormat, {"sens.h5", name});
+  }
+}
+
 TEST(ForeignFile, BigEndianCopyReadsTheSame) {
   const TempFolder folder;
   write_stats_file(folder.file("a.h5"), test::example_stats());

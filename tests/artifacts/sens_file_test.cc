@@ -1,7 +1,10 @@
 #include "libcalib/artifacts/sens_file.h"
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -59,6 +62,63 @@ TEST(SensFile, JointRunsNameSchemesThatAreThere) {
   wrong.joint->v.back() = static_cast<std::int64_t>(wrong.schemes.size());
   write_sens_file(folder.file("sens.h5"), wrong);
   expect_error([&] { read_sens_file(folder.file("sens.h5")); }, ErrorKind::kFormat, {"/joint/v", "holds " + std::to_string(wrong.schemes.size())});
+}
+
+TEST(SensFile, IsolatedRunsComeBack) {
+  const TempFolder folder;
+  const sens::SensResult written = test::example_isolated();
+  write_sens_file(folder.file("sens.h5"), written);
+  const sens::SensResult read = read_sens_file(folder.file("sens.h5"));
+  ASSERT_TRUE(read.isolated);
+  const sens::IsolatedRuns &a = *read.isolated, &b = *written.isolated;
+  EXPECT_EQ(a.metric, b.metric);
+  EXPECT_EQ(a.above, b.above);
+  for (const Side side : {Side::kK, Side::kV}) {
+    EXPECT_EQ(a.slope(side).value, b.slope(side).value);
+    EXPECT_EQ(a.slope(side).se_ln, b.slope(side).se_ln);
+    EXPECT_EQ(a.slope(side).n_pairs, b.slope(side).n_pairs);
+  }
+  EXPECT_EQ(a.taken_up, b.taken_up);
+  expect_bits(a.mean, b.mean);
+  expect_bits(a.se, b.se);
+  test::expect_equal(a.data, b.data);
+  test::expect_equal(a.provenance, b.provenance);
+  EXPECT_EQ(io::H5Reader(folder.file("sens.h5"), "kvcalib.sens", 1).schema_version(), 1) << "additive: older programs read the estimates";
+  write_sens_file(folder.file("plain.h5"), test::example_sens());
+  EXPECT_FALSE(read_sens_file(folder.file("plain.h5")).isolated);
+}
+
+TEST(SensFile, IsolatedRunsThatNoPlanCouldSpendAreRefused) {
+  const TempFolder folder;
+  const double nan = std::nan("");
+  const auto refused = [&](const std::function<void(sens::SensResult&, sens::IsolatedRuns&)>& spoil, const std::vector<std::string>& parts) {
+    sens::SensResult bad = test::example_isolated();
+    spoil(bad, *bad.isolated);
+    write_sens_file(folder.file("bad.h5"), bad);
+    expect_error([&] { read_sens_file(folder.file("bad.h5")); }, ErrorKind::kFormat, parts);
+  };
+  refused([](auto&, auto& runs) { runs.metric = "fisher"; }, {"bad.h5", "/isolated", "\"fisher\", which /score does not hold"});
+  for (const double above : {0.0, -1.0, nan, std::numeric_limits<double>::infinity()}) refused([&](auto&, auto& runs) { runs.above = above; }, {"/isolated", "above"});
+  for (const double slope : {0.0, -1.0, nan}) refused([&](auto&, auto& runs) { runs.v.value = slope; }, {"/isolated", "slope of V"});
+  refused([&](auto&, auto& runs) { runs.k.se_ln = nan; }, {"/isolated", "slope of K"});
+  refused([](auto&, auto& runs) { runs.k.n_pairs = -1; }, {"/isolated", "-1 pairs"});
+  refused([](auto&, auto& runs) { runs.taken_up[2] = 2; }, {"/isolated/taken_up", "layer 2 K has 2"});
+  refused([](auto&, auto& runs) { runs.taken_up[1] = 1; }, {"/isolated/mean", "layer 0 V is taken up and holds no measurement"});
+  refused([](auto& s, auto& runs) { runs.mean[s.index(0, 1, 1)] = -0.5; }, {"/isolated/mean", "layer 0 K int4.token.g8 is -0.5"});
+  refused([](auto& s, auto& runs) { runs.mean[s.index(0, 1, 1)] = std::numeric_limits<double>::infinity(); }, {"/isolated/mean", "inf"});
+  refused([&](auto& s, auto& runs) { runs.se[s.index(0, 1, 1)] = nan; }, {"/isolated/se", "layer 0 K int4.token.g8 is nan beside a mean of"});
+  refused([&](auto& s, auto& runs) { runs.mean[s.index(0, 1, 1)] = nan; }, {"/isolated/se", "0.01 beside a mean of nan"});
+  // Pairs 3, 7 and 11 of the example are not valid: bf16 of unit 1, int4 of unit 2, int3 of unit 3.
+  refused([](auto& s, auto& runs) { runs.mean[s.index(1, 0, 0)] = runs.se[s.index(1, 0, 0)] = 0.5; }, {"/isolated/mean", "layer 0 V bf16 is measured and not valid"});
+
+  sens::SensResult bad = test::example_isolated();
+  bad.isolated->se.pop_back();
+  expect_error([&] { write_sens_file(folder.file("no.h5"), bad); }, ErrorKind::kInternal, {"/isolated"});
+  EXPECT_FALSE(std::filesystem::exists(folder.file("no.h5")));
+  // Shapes are those of the scores: units taken away from the arrays alone.
+  bad = test::example_isolated();
+  bad.isolated->taken_up.push_back(0);
+  expect_error([&] { write_sens_file(folder.file("no.h5"), bad); }, ErrorKind::kInternal, {"/isolated"});
 }
 
 TEST(SensFile, RoundTrip) {

@@ -113,6 +113,37 @@ TEST(Sweep, TheBetterOfTwoCodebooksIsKept) {
   EXPECT_EQ(stored(run(bad, good, false, {"attn_kl"}), "00/k/nuq2.token.g"), bad);
 }
 
+TEST(MeasureIsolated, IsLogitKlOfTheCellsThatAreAskedFor) {
+  OpenModel m(test::make_tiny_model("m-llama"));
+  const auto documents = random_documents(3, 80, 256);
+  SensResult r = sweep(m.model, documents, {{"int4.token.g8", "int2.token.g", "int4.channel.g32"}, {"int4.token.g8", "int2.token.g"}, {}}, options_of({"logit_kl"}, {0, 16}));
+  const ScoreTable truth = r.scores.at("logit_kl");
+  std::vector<std::uint8_t> cells(truth.mean.size(), 0);
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    if (std::isfinite(truth.mean[i]) && i % 3 != 1) cells[i] = 1, ++n;
+  ASSERT_GT(n, 10u);
+  ThreadPool pool(1);
+  const ScoreTable got = measure_isolated(m.model, documents, r, cells, std::int64_t{1} << 30, pool);
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (!cells[i]) {
+      EXPECT_TRUE(std::isnan(got.mean[i]) && std::isnan(got.se[i])) << i;
+      continue;
+    }
+    EXPECT_NEAR(got.mean[i], truth.mean[i], 1e-9 * truth.mean[i]) << i;
+    EXPECT_NEAR(got.se[i], truth.se[i], 1e-9 * truth.se[i]) << i;
+  }
+  // Passes: one, and for each cell 1.2 times the share of the layers from its own up.
+  double passes = 1;
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    if (cells[i]) passes += 1.2 * (1.0 - static_cast<double>(r.units[i / (2 * r.schemes.size())].layer) / static_cast<double>(m.model.n_layers()));
+  EXPECT_NEAR(isolated_forward_passes(r, cells), passes, 1e-9 * passes);
+
+  // Constants come from the grid alone.
+  r.schemes[1] = "nuq2.token.g";
+  test::expect_error([&] { measure_isolated(m.model, documents, r, cells, std::int64_t{1} << 30, pool); }, ErrorKind::kMismatch, {"layer 0", "nuq2.token.g", "run kvsens again"});
+}
+
 // SN-05: errors past the border of a sliding window are like those before it, in layers with and without one.
 TEST(Sweep, BucketsBeyondTheSlidingWindow) {
   test::TinyModel tiny = test::make_tiny_model("m-gemma3");

@@ -214,7 +214,7 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
   fmt::print("{}\n", headline(plan));
   if (const std::string line = prediction_line(plan); !line.empty()) fmt::print("{}\n", line);
   for (const plan::Reason& step : plan.decision)
-    if (step.rule == "bf16" || step.rule == "margin" || step.rule == "tier") fmt::print("{}\n", to_valid_utf8(step.text));
+    if (step.rule == "bf16" || step.rule == "margin" || step.rule == "tier" || step.rule == "isolated") fmt::print("{}\n", to_valid_utf8(step.text));
   if (!plan.baselines.empty()) {
     fmt::print("\nthe same budget spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
     fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->in_nats ? plan.summary.predicted->kl() : plan.summary.predicted->score);

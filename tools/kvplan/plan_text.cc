@@ -25,7 +25,7 @@ std::string prediction_line(const plan::Plan& plan) {
   const plan::Prediction& p = *plan.summary.predicted;
   const std::string quality = plan.summary.proven ? "proven optimal" : fmt::format("within {:.2e} of the optimum", plan.summary.gap);
   std::string text = fmt::format("predicted {} {:.4e} +- {:.1e}{} ({}{}), {}", p.in_nats ? "mean KL" : "sum", p.in_nats ? p.kl() : p.score,
-                                 p.joint ? p.joint->slope * p.se : p.se, p.in_nats ? " nats" : "", p.metric,
+                                 p.joint ? p.joint->slope * p.se : p.se, p.in_nats ? " nats" : "", p.isolated ? fmt::format("{}, {} by isolated runs", p.metric, counted(p.isolated->n_units, "unit")) : p.metric,
                                  p.joint ? fmt::format(" x {:.2f} from {} joint runs{}", p.joint->slope, p.joint->n_runs, p.joint->reliable() ? "" : ", unreliable") : ", unfitted",
                                  quality);
   if (const std::optional<plan::Measured>& m = plan.summary.measured)

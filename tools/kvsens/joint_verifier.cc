@@ -31,7 +31,8 @@ sens::Contender contender_of(const plan::Candidates& candidates, const std::vect
 }
 
 void check_disjoint(const Inputs& in, const sens::SensResult& sens) {
-  if (same_text(in.corpus.identity, sens.data) || same_text(in.corpus.identity, sens.calibration_data))
+  if (same_text(in.corpus.identity, sens.data) || same_text(in.corpus.identity, sens.calibration_data) ||
+      (sens.isolated && same_text(in.corpus.identity, sens.isolated->data)))
     fail(ErrorKind::kMismatch, "--data", "is the text of the statistics or of the scores; a plan counts as measured only on text that neither has seen");
 }
 

@@ -43,7 +43,7 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   GridOptions& g = o.grid;
   g.run.default_samples = o.evaluate.run.default_samples = 16;
   o.drift.run.default_samples = 128;
-  o.refine.run.default_samples = o.joint.run.default_samples = o.saliency.run.default_samples = 8;
+  o.refine.run.default_samples = o.joint.run.default_samples = o.isolate.run.default_samples = o.saliency.run.default_samples = 8;
   add_run_options(app, g.run);
   add_text(app, "--stats", g.stats, "Statistics of kvcalib", "Input", "FILE");
   add_text(app, "-o,--output", g.output, "Scores to write", "Output", "FILE");
@@ -69,6 +69,14 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
   add_integer(*refine, "--joint", o.refine.joint, 0, 1024, "Combinations of units to measure, from which predictions are fitted; 0 = none", "Calibration");
   add_text(*refine, "--scale-refresh", o.refine.scale_refresh, "Also measure static ranges that are raised every so many tokens, and record the interval that pays", "Calibration", "N[,N...]");
   refine->callback([&o] { o.refine_chosen = true; });
+  CLI::App* isolate = app.add_subcommand("isolate", "Single units run on to the logits where their scores are too large to be trusted; those losses take the scores' place");
+  add_run_options(*isolate, o.isolate.run);
+  add_text(*isolate, "--sens", o.isolate.sens, "Scores of kvsens", "Input", "FILE");
+  add_text(*isolate, "-o,--output", o.isolate.output, "The same scores with the measurements; may be the same file. Joint runs are left out", "Output", "FILE");
+  add_text(*isolate, "--metric", o.isolate.metric, "Score that is replaced: fisher_softmax, fisher_vec, fisher or fisher_dir", "Calibration", "NAME");
+  add_text(*isolate, "--above", o.isolate.above, "Nats of that score: a unit with an undominated scheme above them is measured with all of its undominated schemes", "Calibration", "NATS");
+  add_text(*isolate, "--layers", o.isolate.layers, "Layers whose units may be replaced, as 0,3,5-8; empty = all", "Calibration", "LIST");
+  isolate->callback([&o] { o.isolate_chosen = true; });
   CLI::App* joint = app.add_subcommand("joint", "Combinations of units measured as a whole, so that kvplan can say how far sums of scores are off");
   add_run_options(*joint, o.joint.run);
   add_text(*joint, "--sens", o.joint.sens, "Scores whose sums are tested", "Input", "FILE");

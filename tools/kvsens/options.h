@@ -45,6 +45,12 @@ struct JointCommand {
   std::int64_t n_runs = 32;
 };
 
+/// kvsens isolate: single units run on to the logits where their scores fail.
+struct IsolateCommand {
+  RunOptions run;
+  std::string sens, output = "sens.h5", metric = "fisher_softmax", above = "0.02", layers;
+};
+
 /// kvsens saliency: which scores find the tokens that later queries need.
 struct SaliencyCommand {
   RunOptions run;
@@ -58,8 +64,9 @@ struct KvsensOptions {
   DriftCommand drift;
   RefineCommand refine;
   JointCommand joint;
+  IsolateCommand isolate;
   SaliencyCommand saliency;
-  bool evaluate_chosen = false, refine_chosen = false, joint_chosen = false, drift_chosen = false, saliency_chosen = false;
+  bool evaluate_chosen = false, refine_chosen = false, joint_chosen = false, isolate_chosen = false, drift_chosen = false, saliency_chosen = false;
 };
 
 void declare_kvsens(CLI::App& app, KvsensOptions& options);

@@ -1,6 +1,6 @@
 #pragma once
 // kvsens: model + statistics + text -> sens.h5; kvsens evaluate: plans + text -> eval.json; kvsens drift: statistics + fresh text -> decision;
-// kvsens joint: scores + text -> scores with joint runs; kvsens saliency: statistics + text -> saliency.json.
+// kvsens isolate: scores + text -> scores, replaced by measured losses where they fail; kvsens joint: scores + text -> scores with joint runs; kvsens saliency: statistics + text -> saliency.json.
 
 #include "tools/kvsens/options.h"
 
@@ -14,6 +14,7 @@ int run_grid(const GridOptions& options, const Invocation& call);
 int run_drift(const DriftCommand& options, const Invocation& call);
 int run_saliency(const SaliencyCommand& options, const Invocation& call);
 int run_refine(const RefineCommand& options, const Invocation& call);
+int run_isolate(const IsolateCommand& options, const Invocation& call);
 int run_joint(const JointCommand& options, const Invocation& call);
 int run_evaluate(const EvaluateCommand& options, const Invocation& call);
 

@@ -212,6 +212,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
 
 int run_kvsens(const KvsensOptions& options, const Invocation& call) {
   if (options.refine_chosen) return run_refine(options.refine, call);
+  if (options.isolate_chosen) return run_isolate(options.isolate, call);
   if (options.joint_chosen) return run_joint(options.joint, call);
   if (options.saliency_chosen) return run_saliency(options.saliency, call);
   if (options.drift_chosen) return run_drift(options.drift, call);

@@ -31,6 +31,7 @@ void print_fit(const sens::SensResult& sens, const std::string& output, bool as_
   nlohmann::ordered_json json = {{"sens", output}, {"runs", sens.joint->size()}, {"fits", nlohmann::ordered_json::object()}};
   for (const auto& [metric, table] : sens.scores) {
     if (metric == "attn_kl" || metric == "attn_out" || metric == "lookahead") continue;  // not sums that predict nats
+    if (sens.isolated && metric != sens.isolated->metric) continue;  // no plan can spend it
     const std::optional<plan::JointFit> fit = plan::Candidates(sens, plan::Accounting{}, metric).fit();
     if (!fit) continue;
     json["fits"][metric] = {{"slope", fit->slope}, {"kappa", fit->kappa}, {"spearman", fit->spearman}, {"r2", fit->r2}, {"worst_factor", fit->worst_factor}, {"exponent", fit->exponent}, {"pivot", fit->pivot}, {"reliable", fit->reliable()}};
