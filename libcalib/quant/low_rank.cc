@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include <Eigen/Eigenvalues>
+#include <Eigen/Core>
 
-#include "kernels/codec/hadamard.h"
 #include "libcalib/base/error.h"
+#include "libcalib/quant/orthogonal_basis.h"
 
 namespace calib::quant {
 namespace {
@@ -14,34 +14,6 @@ namespace {
 constexpr double kRidge = 1e-4;  ///< share of the mean diagonal that is added to it
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using Solver = Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>;
-
-Solver decomposed(const Eigen::MatrixXd& m, const char* name) {
-  Solver solver;
-  if (m.allFinite()) solver.compute(m);
-  // Rounding may leave eigenvalues of rank-deficient sums a little below 0.
-  if (!m.allFinite() || solver.info() != Eigen::Success || solver.eigenvalues()(0) < -1e-6 * std::fabs(solver.eigenvalues()(m.rows() - 1)))
-    fail(ErrorKind::kNumeric, "lowrank", "the {} is not positive semi-definite", name);
-  return solver;
-}
-
-/// Rows are signed so that the first direction of a block adds the same to each of its coefficients: of the direction that varies most
-/// int* then takes that out with lo, and the range is that of the others. Columns of Sylvester's matrices are so, Paley's are not.
-Matrix hadamard(int n) {
-  Matrix h = Matrix::Identity(n, n);
-  const kvrt::HadamardOrder order = kvrt::hadamard_order(n);
-  if (order.size == 0) return h;
-  const double scale = 1 / std::sqrt(static_cast<double>(order.size));
-  for (int j = 0; j < n; ++j) {
-    std::vector<float> column(static_cast<std::size_t>(n), 0.0f);
-    column[static_cast<std::size_t>(j)] = 1.0f;
-    kvrt::hadamard_rotate(order, column.data(), n, false);
-    for (int i = 0; i < n; ++i) h(i, j) = column[static_cast<std::size_t>(i)] == 0 ? 0.0 : std::copysign(scale, column[static_cast<std::size_t>(i)]);
-  }
-  for (int i = 0; i < n; ++i)
-    if (h(i, i / order.size * order.size) < 0) h.row(i) *= -1;
-  return h;
-}
 
 std::vector<float> to_floats(const Matrix& m) {
   std::vector<float> out;
@@ -67,23 +39,14 @@ LowRankBasis low_rank_basis(const std::vector<double>& moment, const std::vector
   // In units of the mean diagonal: the coefficients then have the size of the rows, and fp16 holds their ranges.
   if (trace > 0) m *= dim / trace;
   else if (m.isZero(0)) m.setIdentity();
-  const Solver of_moment = decomposed(m, "moment");
-  const Eigen::VectorXd roots = (of_moment.eigenvalues().cwiseMax(0.0).array() + kRidge).sqrt();
-  const Eigen::MatrixXd& q = of_moment.eigenvectors();
+  const EigenBasis of_moment = eigen_basis(m, "lowrank", "moment");
+  const Eigen::VectorXd roots = (of_moment.values.array() + kRidge).sqrt();
+  const Eigen::MatrixXd& q = of_moment.vectors;
   const Eigen::MatrixXd s = q * roots.asDiagonal() * q.transpose(), s_inverse = q * roots.cwiseInverse().asDiagonal() * q.transpose();
   const Eigen::MatrixXd weighted = s * Eigen::Map<const Matrix>(covariance.data(), dim, dim) * s;
-  const Solver of_rows = decomposed((weighted + weighted.transpose()) / 2, "covariance");
-
-  std::vector<double> descending;
-  for (int i = 0; i < dim; ++i) descending.push_back(std::max(0.0, of_rows.eigenvalues()(dim - 1 - i)));
-  Eigen::MatrixXd u = of_rows.eigenvectors().rowwise().reverse().leftCols(rank);
-  for (int j = 0; j < rank; ++j) {  // a sign of its own, which no solver promises
-    Eigen::Index largest = 0;
-    u.col(j).cwiseAbs().maxCoeff(&largest);
-    if (u(largest, j) < 0) u.col(j) *= -1;
-  }
-  const Matrix h = hadamard(rank);
-  return {to_floats(s * u * h.transpose()), to_floats(h * u.transpose() * s_inverse), low_rank_error(descending, rank)};
+  const EigenBasis of_rows = eigen_basis((weighted + weighted.transpose()) / 2, "lowrank", "covariance");
+  const Eigen::MatrixXd u = of_rows.vectors.leftCols(rank), h = hadamard_matrix(rank);
+  return {to_floats(s * u * h.transpose()), to_floats(h * u.transpose() * s_inverse), low_rank_error({of_rows.values.data(), static_cast<std::size_t>(dim)}, rank)};
 }
 
 }  // namespace calib::quant

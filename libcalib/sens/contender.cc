@@ -4,6 +4,7 @@
 
 #include "kernels/core/layout.h"
 #include "libcalib/base/plural.h"
+#include "libcalib/quant/carried_error.h"
 #include "libcalib/quant/scale_refresh.h"
 
 namespace calib::sens {
@@ -17,7 +18,17 @@ UnitCandidate unit_of(const std::string& scheme_text, std::size_t layer, Side si
   return unit;
 }
 
+constexpr const char* rotation_name(quant::RotationKind kind) {
+  return kind == quant::RotationKind::kQuery ? "query" : kind == quant::RotationKind::kGrouped2 ? "grouped2" : "grouped4";
+}
+
 }  // namespace
+
+std::string only_in_place(const LayerChange& layer) {
+  if (layer.scale_refresh > 0) return "raising static ranges";
+  if (layer.k_rotation || layer.v_rotation) return "a rotation of --rotate";
+  return layer.value_carry > 0 ? "carrying the errors of values" : "";
+}
 
 double effective_bits(const ModelIdentity& model, const std::vector<LayerChange>& layers, std::int64_t n_tokens) {
   CALIB_CHECK(layers.size() == model.layers.size());
@@ -93,6 +104,49 @@ std::optional<Contender> refreshed_contender(const Contender& contender, const M
   out.header.description += fmt::format(", static ranges raised every {}", counted(interval, "token"));
   out.header.effective_bits_2048 = effective_bits(model, out.layers, 2048);
   out.header.effective_bits_8192 = effective_bits(model, out.layers, 8192);
+  return out;
+}
+
+std::optional<Contender> rotated_contender(const Contender& contender, const ModelIdentity& model, quant::RotationKind kind, const RotationProvider& rotations) {
+  Contender out = contender;
+  std::size_t n_keys = 0, n_values = 0;
+  for (std::size_t l = 0; l < out.layers.size(); ++l) {
+    LayerChange& layer = out.layers[l];
+    for (const Side side : {Side::kK, Side::kV}) {
+      std::optional<UnitCandidate>& unit = side == Side::kK ? layer.k : layer.v;
+      if (!unit || !unit->scheme.had || (side == Side::kV && kind != quant::RotationKind::kQuery)) continue;
+      const std::string where = fmt::format("{}, layer {} {} {}", contender.header.name, model.layers[l].index, side_name(side), kvrt::to_string(unit->scheme));
+      if (layer.salient) fail(ErrorKind::kUnsupported, where, "--rotate is not offered beside a salient tier");
+      if (kvrt::needs_calibration(unit->scheme))
+        fail(ErrorKind::kUsage, where, "its constants were fitted for the Hadamard rotation; --rotate takes schemes with had that need none");
+      quant::check_rotation(kind, model.layers[l]);
+      unit->scheme.had = false;
+      unit->scheme.pre = kind != quant::RotationKind::kQuery;
+      quant::parse_scheme(kvrt::to_string(unit->scheme));
+      quant::check_scheme(unit->scheme, model.layers[l], side);
+      (side == Side::kK ? layer.k_rotation : layer.v_rotation) = rotations(l, side);
+      ++(side == Side::kK ? n_keys : n_values);
+    }
+  }
+  if (n_keys + n_values == 0) return std::nullopt;
+  out.header.name += fmt::format(" rotate {}", rotation_name(kind));
+  out.header.description += fmt::format(", {} in the place of had on the keys of {} and the values of {}", rotation_name(kind), counted(n_keys, "layer"), counted(n_values, "layer"));
+  return out;
+}
+
+std::optional<Contender> carrying_contender(const Contender& contender, double share) {
+  CALIB_CHECK(share > 0 && share <= 1);
+  Contender out = contender;
+  bool any = false;
+  for (LayerChange& layer : out.layers) {
+    if (!layer.v || !quant::can_carry_error(layer.v->scheme)) continue;
+    if (layer.salient) fail(ErrorKind::kUnsupported, contender.header.name, "--carry-value-error is not offered beside a salient tier");
+    layer.value_carry = static_cast<float>(share);
+    any = true;
+  }
+  if (!any) return std::nullopt;
+  out.header.name += fmt::format(" carry {:g}", share);
+  out.header.description += fmt::format(", {:g} of the error of a value row carried to the next", share);
   return out;
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 // What a contender of `kvsens evaluate` keeps of each layer, and what that costs. No Torch.
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/core/tiers.h"
+#include "libcalib/quant/row_rotation.h"
 #include "libcalib/sens/candidates.h"
 #include "libcalib/sens/eval_result.h"
 
@@ -17,8 +19,13 @@ struct LayerChange {
   std::optional<UnitCandidate> k, v;
   kvrt::Tiers tiers;
   std::shared_ptr<const quant::SalientTier> salient;  ///< set where the tiers hold salient tokens
+  // Beyond the schemes, and measured in place alone:
   std::int64_t scale_refresh = 0;  ///< tokens between two refreshes of static ranges (quant/scale_refresh.h), 0 = none
+  std::shared_ptr<const quant::RowRotation> k_rotation, v_rotation;  ///< in front of the codec; null = none
+  float value_carry = 0;           ///< share of a value row's error that the next row takes over (quant/carried_error.h)
 };
+/// Empty, or what of a layer no runtime and no reply does, for the message that says so: "raising static ranges", …
+std::string only_in_place(const LayerChange& layer);
 
 struct Contender {
   EvalContender header;              ///< name, kind, schemes, sinks, window, effective bits
@@ -43,6 +50,18 @@ Contender uniform_contender(const std::string& text, const ModelIdentity& model,
 bool refresh_scales(std::vector<LayerChange>& layers, std::int64_t interval);
 /// The same with refresh_scales(), named "… refresh 512"; empty if no range of it can be raised.
 std::optional<Contender> refreshed_contender(const Contender& contender, const ModelIdentity& model, std::int64_t interval);
+
+/// The matrix that takes the place of `had` in a unit.
+using RotationProvider = std::function<std::shared_ptr<const quant::RowRotation>(std::size_t layer_idx, Side side)>;
+
+/// The contender named "… rotate query", with such matrices in the place of `had`: on keys and values where `query`, on keys, then before
+/// RoPE, where `grouped`. Empty if it has no such unit. Throws: kUsage naming unit and reason for one that cannot be turned (geometry,
+/// calibrated constants, a format that is not kept before RoPE), kUnsupported (a salient tier).
+std::optional<Contender> rotated_contender(const Contender& contender, const ModelIdentity& model, quant::RotationKind kind, const RotationProvider& rotations);
+
+/// The contender named "… carry 0.25", its value rows taking over a share of the error before them. Empty if no values of it can.
+/// Throws kUnsupported (a salient tier).
+std::optional<Contender> carrying_contender(const Contender& contender, double share);
 
 /// int2.token.g on all K, V exact, sinks 0, window 2: must be far above the noise floor (METHODS.md 9).
 Contender negative_control(const ModelIdentity& model);

@@ -238,8 +238,9 @@ void check_generate(const model::StreamingModel& model, const std::vector<text::
     fail(ErrorKind::kUsage, "--generate", "{} after a prompt of {} pass the model's {} positions; lower --generate or --depth",
          counted(options.n_tokens, "token"), options.depth, positions);
   for (const Contender& c : contenders)
-    if (std::any_of(c.layers.begin(), c.layers.end(), [](const LayerChange& l) { return l.scale_refresh > 0; }))
-      fail(ErrorKind::kUnsupported, "--generate", "{} raises its static ranges as it goes, and replies are written with those of calibration; leave one of them out", c.header.name);
+    for (const LayerChange& layer : c.layers)
+      if (const std::string what = only_in_place(layer); !what.empty())
+        fail(ErrorKind::kUnsupported, "--generate", "{}: {} is not offered where replies are written; leave one of them out", c.header.name, what);
   for (const Contender& c : contenders)
     if (options.depth <= c.header.n_sinks)
       fail(ErrorKind::kInfeasible, "--depth", "is {}, not past the {} of {}", options.depth, counted(c.header.n_sinks, "sink"), c.header.name);

@@ -33,7 +33,7 @@ std::vector<std::vector<text::TokenId>> greedy_replies(const model::StreamingMod
                                                        const EvaluateProgressFn& progress = {});
 
 /// What can be refused before any work. Throws: kUsage (depth + n_tokens past the model's positions), kInfeasible (no document of `depth`
-/// tokens, or prompts not longer than the sinks), kUnsupported (static ranges that are raised).
+/// tokens, or prompts not longer than the sinks), kUnsupported (only_in_place()).
 void check_generate(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<Contender>& contenders,
                     const GenerateOptions& options);
 

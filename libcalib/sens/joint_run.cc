@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include "libcalib/model/streaming_runner.h"
+#include "libcalib/quant/carried_error.h"
 #include "libcalib/quant/fake_quant.h"
 #include "libcalib/quant/scale_refresh.h"
 #include "libcalib/quant/token_tiers.h"
@@ -34,12 +35,22 @@ void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& laye
     quant::fake_quant_tier(unit.scheme, side, layer, unit.params, *map, false, x.data_ptr<float>(), coded->data_ptr<float>(), pool);
     return;
   }
+  const quant::RowRotation* rotation = (side == Side::kK ? change.k_rotation : change.v_rotation).get();
+  const bool bf16 = kvrt::encodes_bf16(tiers), bf16_input = bf16 && rotation == nullptr;
+  at::Tensor rows = x;
+  if (rotation != nullptr) {
+    rows = at::empty_like(x);
+    quant::rotate_rows(*rotation, layer, false, n_tokens, (bf16 ? *exact : x).data_ptr<float>(), rows.data_ptr<float>(), pool);
+  }
+  const float* from = rows.data_ptr<float>();
+  float* to = coded->data_ptr<float>();
   if (change.scale_refresh > 0 && quant::can_refresh(unit.scheme))
-    quant::fake_quant_refreshed(unit.scheme, side, layer, unit.params, change.scale_refresh, tiers.n_sinks, kvrt::encodes_bf16(tiers), n_tokens, x.data_ptr<float>(),
-                                coded->data_ptr<float>(), pool);
+    quant::fake_quant_refreshed(unit.scheme, side, layer, unit.params, change.scale_refresh, tiers.n_sinks, bf16_input, n_tokens, from, to, pool);
+  else if (side == Side::kV && change.value_carry > 0)
+    quant::fake_quant_carried(unit.scheme, side, layer, unit.params, change.value_carry, tiers.n_sinks, bf16_input, n_tokens, from, to);
   else
-    quant::fake_quant_document(unit.scheme, side, layer, unit.params, tiers.n_sinks, kvrt::encodes_bf16(tiers), n_tokens, x.data_ptr<float>(),
-                               coded->data_ptr<float>(), pool);
+    quant::fake_quant_document(unit.scheme, side, layer, unit.params, tiers.n_sinks, bf16_input, n_tokens, from, to, pool);
+  if (rotation != nullptr) quant::rotate_rows(*rotation, layer, true, n_tokens, to, to, pool);
   const std::int64_t sinks = std::min(n_tokens, tiers.n_sinks);
   coded->slice(0, 0, sinks).copy_(exact->slice(0, 0, sinks));
 }

@@ -83,7 +83,8 @@ struct PackedCache::Impl {
     std::vector<std::array<std::string, 2>> text;  // what the views point at
     for (const LayerChange& layer : contender.layers) {
       CALIB_CHECK(layer.k && layer.v);
-      if (layer.scale_refresh > 0) fail(ErrorKind::kUnsupported, name + ", runtime", "raising static ranges is not offered by the runtime of this build; measure it with --backend fake");
+      if (const std::string what = only_in_place(layer); !what.empty())
+        fail(ErrorKind::kUnsupported, name + ", runtime", "{} is not offered by the runtime of this build; measure it with --backend fake", what);
       if (layer.tiers.block_salient > 0)
         fail(ErrorKind::kUnsupported, name + ", runtime", "a salient tier is not offered by the runtime of this build; measure it with --backend fake");
       text.push_back({kvrt::to_string(layer.k->scheme), kvrt::to_string(layer.v->scheme)});

@@ -124,6 +124,62 @@ TEST_F(Kvsens, APlanThatRefreshesIsMeasuredSo) {
   EXPECT_FALSE(exists("no.json"));
 }
 
+// 4 KV heads of 8 channels. A rotation that is not undone, or undone in another frame, would lose as much as the negative control.
+TEST_F(Kvsens, RotationsAndCarriedErrorsAreMeasuredOnceMore) {
+  const std::string call = "kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --sinks 2 --window 8 --uniform ";
+  const std::string keys = "int8.token.g.had:bf16", both = "int8.token.g.had:int4.token.g.had", pre = "int8.token.g.pre:bf16";
+  const auto measured = [&](const std::string& options) {
+    const Outcome o = run(call + options + " -o " + file("ro.json"));
+    EXPECT_EQ(o.exit_code, 0) << o.text;
+    return artifacts::read_eval_file(file("ro.json"));
+  };
+  const auto names = [](const sens::EvalResult& e) {
+    std::vector<std::string> out;
+    for (const sens::EvalContender& c : e.contenders) out.push_back(c.name);
+    return out;
+  };
+  const sens::EvalResult query = measured(keys + "," + both + "," + pre + " --rotate query");
+  EXPECT_EQ(names(query), (std::vector<std::string>{keys, keys + " rotate query", both, both + " rotate query", pre}));
+  EXPECT_NE(query.contenders[3].description.find("query in the place of had on the keys of 4 layers and the values of 4 layers"), std::string::npos) << query.contenders[3].description;
+  const sens::EvalResult grouped = measured(keys + "," + both + ",bf16:int4.token.g.had --rotate grouped4");
+  EXPECT_EQ(names(grouped), (std::vector<std::string>{keys, keys + " rotate grouped4", both, both + " rotate grouped4", "bf16:int4.token.g.had"}));
+  EXPECT_NE(grouped.contenders[3].description.find("the values of 0 layers"), std::string::npos) << grouped.contenders[3].description;
+  for (const sens::EvalResult* e : {&query, &grouped})
+    for (const std::size_t i : {0u, 2u}) {
+      const sens::EvalContender &plain = e->contenders[i], &rotated = e->contenders[i + 1];
+      EXPECT_NE(rotated.total.kld.mean, plain.total.kld.mean) << rotated.name;
+      EXPECT_LT(rotated.total.kld.mean, 2 * plain.total.kld.mean) << rotated.name;
+      if (plain.name == keys) EXPECT_LT(100 * rotated.total.kld.mean, e->negative_control->total.kld.mean) << rotated.name;
+      EXPECT_EQ(rotated.effective_bits_2048, plain.effective_bits_2048) << rotated.name;
+    }
+  const sens::EvalResult carry = measured(both + "," + pre + " --rotate grouped2 --carry-value-error 0.5,0.25");
+  EXPECT_EQ(names(carry), (std::vector<std::string>{both, both + " carry 0.25", both + " carry 0.5", both + " rotate grouped2", both + " rotate grouped2 carry 0.25",
+                                                    both + " rotate grouped2 carry 0.5", pre}));
+  EXPECT_EQ(carry.contenders[0].total.kld.mean, query.contenders[2].total.kld.mean);
+  for (const std::size_t i : {1u, 2u, 4u, 5u}) {
+    EXPECT_NE(carry.contenders[i].total.kld.mean, carry.contenders[i < 3 ? 0 : 3].total.kld.mean) << carry.contenders[i].name;
+    EXPECT_EQ(carry.contenders[i].effective_bits_8192, carry.contenders[0].effective_bits_8192);
+  }
+}
+
+TEST_F(Kvsens, RotationsAndCarriedErrorsThatCannotBeMeasuredAreRefused) {
+  const std::string to = " -o " + file("no.json"), plain = "evaluate " + inputs(), call = plain + " --stats " + file("stats.h5") + to + " --uniform ";
+  expect(call + "int4.token.g.had:bf16 --rotate grouped3", 2, "expected query, grouped2 or grouped4");
+  expect(plain + to + " --uniform int4.token.g.had:bf16 --rotate query", 2, "give --stats");
+  expect(call + "int4.token.g.pre:int4.token.g --rotate query", 2, "no contender has had");
+  expect(call + "bf16:int4.token.g.had --rotate grouped4", 2, "no contender has keys with had");
+  expect(call + "int4.token.g.center.had:bf16 --rotate query", 2, "layer 0 K int4.token.g.center.had: its constants were fitted for the Hadamard rotation");
+  expect("evaluate " + inputs("other") + to + " --uniform int4.token.g.had:bf16 --rotate grouped4", 2, "layer 0: has 2 KV heads, no multiple of 4");
+  expect(call + "int4.token.g.had:bf16 --rotate query --backend kvrt", 7, "a rotation of --rotate is not offered by the runtime");
+  expect(call + "int4.token.g.had:bf16 --rotate query --generate 8 --depth 64", 7, "a rotation of --rotate is not offered where replies are written");
+  expect(call + "bf16:int4.token.g --carry-value-error 0.25 --backend kvrt", 7, "carrying the errors of values is not offered by the runtime");
+  expect(call + "bf16:int4.token.g --carry-value-error 0", 2, "which is no carry");
+  expect(call + "bf16:int4.token.g --carry-value-error 1.5", 2, "--carry-value-error");
+  expect(call + "int4.token.g:bf16,bf16:int4.token.g.ef --carry-value-error 0.25", 2, "no contender has values in token groups");
+  expect(call + "tiered4 --carry-value-error 0.25", 7, "not offered beside a salient tier");
+  EXPECT_FALSE(exists("no.json"));
+}
+
 // Both backends write the same replies; where the reference itself is the contender nothing differs but BF16 rounding.
 TEST_F(Kvsens, GreedyRepliesFromADepth) {
   const std::string call = "kvsens evaluate " + inputs() + " --uniform int4.token.g:int4.token.g,bf16:bf16 --sinks 2 --window 8 --generate 24 --depth 64 -o ";

@@ -63,6 +63,16 @@ sens::SaliencyProvider Statistics::saliency() const {
   return [this](std::size_t layer_idx) { return quant::saliency_factors(layer(layer_idx)); };
 }
 
+sens::RotationProvider Statistics::rotations(quant::RotationKind kind) const {
+  using Made = std::map<std::pair<std::size_t, Side>, std::shared_ptr<const quant::RowRotation>>;
+  return [this, kind, made = std::make_shared<Made>()](std::size_t layer_idx, Side side) {
+    if (!given()) fail(ErrorKind::kUsage, "--rotate", "takes its matrices from statistics: give --stats with a file made by kvcalib for this model");
+    std::shared_ptr<const quant::RowRotation>& rotation = (*made)[{layer_idx, side}];
+    if (rotation == nullptr) rotation = std::make_shared<const quant::RowRotation>(quant::row_rotation(kind, layer(layer_idx), side));
+    return rotation;
+  };
+}
+
 double forward_seconds(const Inputs& in) {
   return model::estimate_run(*in.model, in.corpus.documents, model::RunnerOptions{}, false).forward_seconds;
 }

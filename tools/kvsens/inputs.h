@@ -42,6 +42,8 @@ class Statistics {
   sens::ParamsProvider provider() const;
   /// By what layers rank tokens for a salient tier; empty without statistics. Valid as long as this object.
   sens::SaliencyProvider saliency() const;
+  /// The matrices of --rotate, each made once. Valid as long as this object; kUsage where there are no statistics.
+  sens::RotationProvider rotations(quant::RotationKind kind) const;
   const artifacts::StatsReader& reader() const { return *reader_; }
 
  private:

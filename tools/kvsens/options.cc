@@ -23,6 +23,8 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_flag(app, "--second-half", o.second_half, "Score rows n/2 ... n - 2 of each window only, as llama-perplexity does", "Calibration");
   add_text(app, "--objective", o.objective, "logits, or attention: compare attention layer by layer too, and rank by its output error", "Calibration", "NAME");
   add_text(app, "--scale-refresh", o.scale_refresh, "Measure contenders with static ranges once more, the ranges raised every so many tokens", "Calibration", "N[,N...]");
+  add_text(app, "--rotate", o.rotate, "Measure contenders with had once more, its place taken by a calibrated rotation: query, grouped2 or grouped4", "Calibration", "NAME");
+  add_text(app, "--carry-value-error", o.value_carry, "Measure contenders with values in token groups once more, each row taking over this share of the error before it", "Calibration", "F[,F...]");
   add_integer(app, "--generate", o.generate, 0, kMostTokens, "Greedy tokens that the reference and every contender write after a prompt; 0 = none, 1024 show loops", "Calibration");
   add_integer(app, "--depth", o.depth, 0, kMostTokens, "Tokens of that prompt, the first of each window; 0 = the whole window", "Calibration");
   add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place; kvrt: the runtime's packed pages, token by token", "Diagnostics", "NAME");
@@ -32,6 +34,18 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
 std::vector<std::int64_t> parse_ascending(const char* option, const std::string& text, std::int64_t least) {
   std::vector<std::int64_t> out;
   for (const std::string& part : split_list(option, text)) out.push_back(parse_integer(option, part, least, kMostTokens));
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+/// Shares above 0, ascending, each once; empty for an empty text.
+std::vector<double> parse_shares(const char* option, const std::string& text, double most, const char* zero) {
+  std::vector<double> out;
+  for (const std::string& part : split_list(option, text)) {
+    out.push_back(parse_number(option, part, 0.0, most));
+    if (out.back() == 0.0) fail(ErrorKind::kUsage, option, "is 0, which is {}; give a share above 0, at most {}", zero, most);
+  }
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
@@ -103,16 +117,12 @@ void declare_kvsens(CLI::App& app, KvsensOptions& o) {
 }
 
 std::vector<double> parse_fractions(const std::string& text) {
-  std::vector<double> out;
-  for (const std::string& part : split_list("--fraction", text)) {
-    out.push_back(parse_number("--fraction", part, 0.0, quant::kMostSalient));
-    if (out.back() == 0.0) fail(ErrorKind::kUsage, "--fraction", "is 0, which is no tier; give a share above 0, at most {}", quant::kMostSalient);
-  }
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
+  std::vector<double> out = parse_shares("--fraction", text, quant::kMostSalient, "no tier");
   if (out.empty()) fail(ErrorKind::kUsage, "--fraction", "is empty, expected shares such as 0.1,0.2");
   return out;
 }
+
+std::vector<double> parse_carry(const std::string& text) { return parse_shares("--carry-value-error", text, 1.0, "no carry"); }
 
 std::vector<std::int64_t> parse_intervals(const std::string& text) { return parse_ascending("--scale-refresh", text, 1); }
 

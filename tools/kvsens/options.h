@@ -20,7 +20,7 @@ struct GridOptions {
 struct EvaluateCommand {
   RunOptions run;
   std::vector<std::string> plans;
-  std::string uniform, stats, output = "eval.json", backend = "fake", objective = "logits", scale_refresh;
+  std::string uniform, stats, output = "eval.json", backend = "fake", objective = "logits", scale_refresh, rotate, value_carry;
   std::int64_t n_sinks = 4, window = 128, generate = 0, depth = 0;
   bool second_half = false;
 };
@@ -73,6 +73,9 @@ void declare_kvsens(CLI::App& app, KvsensOptions& options);
 
 /// "0.1,0.2" -> ascending, each once, above 0 and at most 0.5. Throws kUsage naming the option.
 std::vector<double> parse_fractions(const std::string& text);
+
+/// The same of --carry-value-error, at most 1; empty text: none.
+std::vector<double> parse_carry(const std::string& text);
 
 /// "512,1024" -> ascending, each once, at least 1; empty text: none. Throws kUsage naming the option.
 std::vector<std::int64_t> parse_intervals(const std::string& text);

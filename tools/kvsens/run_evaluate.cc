@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -118,19 +119,42 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   return 0;
 }
 
-/// Behind each contender with static ranges: the same with ranges that are raised.
-void add_refreshed(std::vector<sens::Contender>& contenders, const Inputs& in, const std::vector<std::int64_t>& intervals) {
-  if (intervals.front() >= in.corpus.longest())
-    fail(ErrorKind::kInfeasible, "--scale-refresh", "is {}, but no document is longer ({}): nothing would be refreshed", intervals.front(), counted(in.corpus.longest(), "token"));
+/// Behind each contender what `variants` makes of it. Throws kUsage naming the option if that is nothing at all: `none` of them.
+void add_variants(std::vector<sens::Contender>& contenders, const char* option, const char* none,
+                  const std::function<std::vector<std::optional<sens::Contender>>(const sens::Contender&)>& variants) {
   std::vector<sens::Contender> out;
   for (const sens::Contender& c : contenders) {
     out.push_back(c);
-    for (const std::int64_t interval : intervals)
-      if (std::optional<sens::Contender> refreshed = sens::refreshed_contender(c, in.identity, interval)) out.push_back(std::move(*refreshed));
+    for (std::optional<sens::Contender>& variant : variants(c))
+      if (variant) out.push_back(std::move(*variant));
   }
-  if (out.size() == contenders.size())
-    fail(ErrorKind::kUsage, "--scale-refresh", "no contender has static ranges of one a unit or KV head without center, smooth or had (fp8-vllm and fp8-head have)");
+  if (out.size() == contenders.size()) fail(ErrorKind::kUsage, option, "no contender has {}", none);
   contenders = std::move(out);
+}
+
+/// What the options ask to measure once more. Options add up: a rotated contender may carry its errors too.
+void add_asked_variants(std::vector<sens::Contender>& contenders, const EvaluateCommand& options, const Inputs& in, const Statistics& statistics) {
+  if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) {
+    if (intervals.front() >= in.corpus.longest())
+      fail(ErrorKind::kInfeasible, "--scale-refresh", "is {}, but no document is longer ({}): nothing would be refreshed", intervals.front(), counted(in.corpus.longest(), "token"));
+    add_variants(contenders, "--scale-refresh", "static ranges of one a unit or KV head without center, smooth or had (fp8-vllm and fp8-head have)", [&](const sens::Contender& c) {
+      std::vector<std::optional<sens::Contender>> out;
+      for (const std::int64_t interval : intervals) out.push_back(sens::refreshed_contender(c, in.identity, interval));
+      return out;
+    });
+  }
+  if (!options.rotate.empty()) {
+    const quant::RotationKind kind = quant::parse_rotation("--rotate", options.rotate);
+    const sens::RotationProvider rotations = statistics.rotations(kind);
+    add_variants(contenders, "--rotate", kind == quant::RotationKind::kQuery ? "had (int4.token.g.had on either side has)" : "keys with had (int4.token.g.had has)",
+                 [&](const sens::Contender& c) { return std::vector{sens::rotated_contender(c, in.identity, kind, rotations)}; });
+  }
+  if (const std::vector<double> shares = parse_carry(options.value_carry); !shares.empty())
+    add_variants(contenders, "--carry-value-error", "values in token groups without ef and lowrank (int4.token.g32 has)", [&](const sens::Contender& c) {
+      std::vector<std::optional<sens::Contender>> out;
+      for (const double share : shares) out.push_back(sens::carrying_contender(c, share));
+      return out;
+    });
 }
 
 }  // namespace
@@ -160,7 +184,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   for (const std::string& text : uniform)
     contenders.push_back(sens::uniform_contender(text, in.identity, {options.n_sinks, options.window}, provider, log, statistics.saliency()));
   for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, artifacts::read_plan(path, log), in.identity, options.run.model));
-  if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) add_refreshed(contenders, in, intervals);
+  add_asked_variants(contenders, options, in, statistics);
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;
