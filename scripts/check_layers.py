@@ -22,6 +22,7 @@ LIBRARIES = {
     "eigen": ("Eigen/",),
     "pcre2": ("pcre2.h",),
     "utf8proc": ("utf8proc.h",),
+    "yaml-cpp": ("yaml-cpp/",),
     "hdf5": ("hdf5.h", "H5"),
     "zlib": ("zlib.h",),
     "valijson": ("valijson/",),
@@ -32,7 +33,7 @@ LIBRARIES = {
 STANDARD_FOLDERS = {"sys", "linux", "netinet", "arpa"}
 
 # Headers heavy or invasive enough that no public header may pass them on.
-SOURCE_ONLY = {"hdf5", "zlib", "nlohmann", "cli11", "libtorch"}
+SOURCE_ONLY = {"hdf5", "zlib", "nlohmann", "yaml-cpp", "cli11", "libtorch"}
 HEADER_EXCEPTIONS = {("libtorch", "libcalib/model/torch_block.h")}
 HEADER_ALLOWED = {"nlohmann/json_fwd.hpp"}
 

@@ -300,6 +300,7 @@ void Reader::read_request() {
   r.metric = v.at("metric").string();
   r.candidates = v.at("candidates").string();
   r.window_per_layer = v.at("window_per_layer").boolean();
+  if (v.has("imported")) r.imported = v.at("imported").string();
   if (v.has("restrictions")) {
     const JsonValue x = v.at("restrictions");
     const auto schemes = [&](const char* side) {
@@ -314,7 +315,7 @@ void Reader::read_request() {
     keep_unknown(x.path(), {"k", "v", "same_kv", "one_pair", "skip_layers", "arch"});
   }
   keep_unknown("/request", {"budget", "uniform", "target", "profile", "context_tokens", "batch", "budget_bytes", "max_kl", "metric", "candidates", "window_per_layer",
-                            "restrictions"});
+                            "imported", "restrictions"});
 }
 
 void Reader::read_summary() {

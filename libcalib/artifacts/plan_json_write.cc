@@ -42,6 +42,7 @@ ordered_json request_to_json(const plan::Request& r) {
   ordered_json out = {{"budget", r.budget}, {"uniform", r.uniform}, {"target", "native"}, {"profile", r.profile}, {"context_tokens", r.context_tokens},
                       {"batch", r.batch}, {"budget_bytes", r.budget_bytes}, {"max_kl", r.max_kl}, {"metric", r.metric}, {"candidates", r.candidates},
                       {"window_per_layer", r.window_per_layer}};
+  if (!r.imported.empty()) out["imported"] = r.imported;
   if (const plan::Restrictions& x = r.restrictions; x.any())
     out["restrictions"] = {{"k", x.k}, {"v", x.v}, {"same_kv", x.same_kv}, {"one_pair", x.one_pair}, {"skip_layers", x.skip_layers}, {"arch", x.arch}};
   return out;

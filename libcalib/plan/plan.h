@@ -44,10 +44,11 @@ struct LayerPlan {
   UnitPlan& unit(Side side) { return side == Side::kK ? k : v; }
 };
 
-/// What was asked. Exactly one limit is set: bytes (from any budget spelling), or kl, or a uniform pair.
+/// What was asked. Exactly one limit is set: bytes (from any budget spelling), or kl, or a uniform pair; an imported plan has none.
 struct Request {
   std::string budget;                ///< as given ("4.5", "12GiB", "300B/token", "max-kl 0.05"), empty for uniform plans
   std::string uniform;               ///< preset or pair of a uniform plan
+  std::string imported;              ///< tool and setting that made an imported plan ("kvtuner kivi"); else empty
   std::string profile;               ///< accuracy, compact or empty
   std::int64_t context_tokens = 8192, batch = 1;
   std::int64_t budget_bytes = 0;     ///< 0 = no byte limit

@@ -45,6 +45,34 @@ void check_accounting(const ModelIdentity& model, std::int64_t window, const Acc
          a.sink_tokens, window);
 }
 
+/// Without layers. Sets the accounting's sinks.
+Plan empty_plan(const ModelIdentity& model, std::int64_t n_sinks, std::int64_t window, Accounting& accounting) {
+  accounting.sink_tokens = n_sinks;
+  check_accounting(model, window, accounting);
+  Plan plan;
+  plan.model = model;
+  plan.sink_tokens = n_sinks;
+  plan.window_tokens = window;
+  plan.page_tokens = accounting.page_tokens;
+  plan.scale_refresh_tokens = accounting.scale_refresh_tokens;
+  plan.request.context_tokens = accounting.context_tokens;
+  plan.request.batch = accounting.batch;
+  return plan;
+}
+
+LayerPlan empty_layer(const LayerGeometry& geometry) {
+  LayerPlan layer;
+  layer.index = geometry.index;
+  layer.module = module_name(geometry.index);
+  return layer;
+}
+
+void add_evidence(UnitPlan& unit, Side side, const LayerGeometry& geometry, const EvidenceByLayer& evidence) {
+  const auto seen = evidence.find(geometry.index);
+  if (seen == evidence.end()) return;
+  for (Reason& r : evidence_reasons(unit.scheme, side, seen->second)) unit.why.push_back(std::move(r));
+}
+
 /// Request fields that every plan of a search has.
 plan::Request request_of(const sens::SensResult& sens, const SearchRequest& request) {
   plan::Request out;
@@ -199,28 +227,16 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
 }
 
 Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit, const FitSaliency& saliency) {
-  accounting.sink_tokens = preset.n_sinks;
-  check_accounting(model, preset.window, accounting);
-  Plan plan;
-  plan.model = model;
-  plan.sink_tokens = preset.n_sinks;
-  plan.window_tokens = preset.window;
+  Plan plan = empty_plan(model, preset.n_sinks, preset.window, accounting);
   if (preset.salient_fraction > 0) plan.salient = SalientTier{quant::parse_salient_scheme(preset.salient, preset.name), quant::kTierScore};
-  plan.page_tokens = accounting.page_tokens;
-  plan.scale_refresh_tokens = accounting.scale_refresh_tokens;
   plan.request.uniform = preset.name;
-  plan.request.context_tokens = accounting.context_tokens;
-  plan.request.batch = accounting.batch;
   for (const LayerGeometry& geometry : model.layers) {
-    LayerPlan layer;
-    layer.index = geometry.index;
-    layer.module = module_name(geometry.index);
+    LayerPlan layer = empty_layer(geometry);
     if (plan.salient) {
       for (const Side side : {Side::kK, Side::kV}) quant::check_scheme(plan.salient->scheme, geometry, side);
       layer.salient_fraction = preset.salient_fraction;
       layer.saliency = saliency(geometry);
     }
-    const auto seen = evidence.find(geometry.index);
     for (const Side side : {Side::kK, Side::kV}) {
       const std::string& text = side == Side::kK ? preset.k : preset.v;
       UnitPlan& unit = layer.unit(side);
@@ -232,13 +248,34 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
                                                  kvrt::to_string(unit.scheme) == text ? "" : "; this layer has no RoPE, so that `pre` is its one frame"), {}});
       for (const std::string& note : notes) unit.why.push_back({"fit", note, {}});
       if (plan.salient) unit.why.push_back({"tier", fmt::format("{} asks for{} by {}", preset.name, quant::tier_text(preset.salient_fraction, preset.salient).substr(1), plan.salient->score), {{"fraction", preset.salient_fraction}}});
-      if (seen != evidence.end())
-        for (Reason& r : evidence_reasons(unit.scheme, side, seen->second)) unit.why.push_back(std::move(r));
+      add_evidence(unit, side, geometry, evidence);
     }
     plan.layers.push_back(std::move(layer));
   }
   fill_summary(plan, accounting);
   plan.summary.proven = true;
+  return plan;
+}
+
+Plan imported_plan(const ModelIdentity& model, const std::string& origin, const std::vector<ImportedLayer>& layers, std::int64_t n_sinks, std::int64_t window, Accounting accounting,
+                   const EvidenceByLayer& evidence) {
+  CALIB_CHECK(layers.size() == model.layers.size());
+  Plan plan = empty_plan(model, n_sinks, window, accounting);
+  plan.request.imported = origin;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerGeometry& geometry = model.layers[l];
+    LayerPlan layer = empty_layer(geometry);
+    for (const Side side : {Side::kK, Side::kV}) {
+      UnitPlan& unit = layer.unit(side);
+      unit = make_unit(side == Side::kK ? layers[l].k : layers[l].v, side, geometry);
+      quant::check_scheme(unit.scheme, geometry, side);
+      CALIB_CHECK(!kvrt::needs_calibration(unit.scheme));
+      unit.why.push_back({"imported", layers[l].why, {}});
+      add_evidence(unit, side, geometry, evidence);
+    }
+    plan.layers.push_back(std::move(layer));
+  }
+  fill_summary(plan, accounting);
   return plan;
 }
 

@@ -47,6 +47,17 @@ using FitSaliency = std::function<quant::SaliencyFactors(const LayerGeometry&)>;
 /// each scheme against each layer.
 Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit, const FitSaliency& saliency = {});
 
+/// What another tool chose for one layer: schemes without calibrated constants, and where that stands.
+struct ImportedLayer {
+  kvrt::Scheme k, v;
+  std::string why;  ///< one sentence
+};
+
+/// Those choices as a plan, layers as model.layers. `origin` names the tool and its setting, as Request::imported. Checks each scheme
+/// against each layer.
+Plan imported_plan(const ModelIdentity& model, const std::string& origin, const std::vector<ImportedLayer>& layers, std::int64_t n_sinks, std::int64_t window, Accounting accounting,
+                   const EvidenceByLayer& evidence);
+
 /// Stored key order and llama.cpp block order of a unit (KERNELS.md 3.3, FORMATS.md 2).
 std::string default_chan_perm(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer);
 std::string block_order(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer);

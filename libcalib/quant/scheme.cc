@@ -52,7 +52,7 @@ const Preset* find_preset(const std::string& name) {
   for (const Preset& p : presets())
     if (p.name == name) return &p;
   for (const NamedOnly& n : presets_by_name_only())
-    if (name == n.name) fail(ErrorKind::kUnsupported, name, "this preset {}", n.reason);
+    if (name == n.name) fail(ErrorKind::kUsage, name, "this preset is {}", n.reason);
   return nullptr;
 }
 
@@ -177,7 +177,7 @@ const std::vector<Preset>& presets() {
 
 const std::vector<NamedOnly>& presets_by_name_only() {
   static const std::vector<NamedOnly> list = {
-      {"kvtuner", "holds one pair per layer and comes from its own YAML file, whose import is not offered in this build"},
+      {"kvtuner", "one pair per layer, from its own YAML file: kvplan import --from kvtuner FILE --base-model MODEL --mode pertoken|kivi"},
   };
   return list;
 }

@@ -34,7 +34,7 @@ struct Preset {
 /// ", salient 0.2 at fp8e4m3.token.g"; empty without a tier.
 std::string tier_text(double salient_fraction, const std::string& salient);
 const std::vector<Preset>& presets();
-/// Presets that are more than one pair with its sinks and window: known by name, with what they need that is not offered.
+/// Presets that are more than one pair with its sinks and window: known by name, with what they are and the command that makes their plans.
 struct NamedOnly {
   const char* name;
   const char* reason;

@@ -126,8 +126,9 @@ TEST(Presets, PairsGroupsAndRefusals) {
   EXPECT_EQ(resolve_preset("smoothattention4", 64, log).v, "int4.token.g");
   EXPECT_EQ(notes.size(), 2u);
   const Error importer = error_of([] { resolve_preset("kvtuner", 64); });
-  EXPECT_EQ(importer.kind(), ErrorKind::kUnsupported);
+  EXPECT_EQ(importer.kind(), ErrorKind::kUsage);
   EXPECT_EQ(importer.where(), "kvtuner");
+  EXPECT_THAT(importer.what(), HasSubstr("kvplan import --from kvtuner"));
   const Preset tiered = resolve_preset("tiered4", 128);
   EXPECT_EQ(tiered.k, "int4.token.g128");
   EXPECT_EQ(resolve_preset("tiered4", 64).v, "int4.token.g");

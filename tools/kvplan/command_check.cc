@@ -3,25 +3,14 @@
 
 #include "kernels/kvrt.h"
 #include "libcalib/artifacts/plan_file.h"
-#include "libcalib/artifacts/stats_file.h"
 #include "libcalib/base/plural.h"
 #include "libcalib/io/json.h"
-#include "libcalib/model/streaming_model.h"
 #include "libcalib/plan/verify.h"
 #include "tools/kvplan/commands.h"
+#include "tools/kvplan/plan_io.h"
 
 namespace calib::tools {
 namespace {
-
-ModelIdentity identity_of(const std::string& path, bool fast, const Invocation& call, Progress& progress) {
-  model::ModelOptions options;
-  options.n_threads = call.n_threads();
-  options.fast_identity = fast;
-  const model::StreamingModel model = model::StreamingModel::open(path, options, progress.sink());
-  ModelIdentity identity = model.identity();
-  identity.tokenizer_sha256 = model.load_tokenizer(progress.sink())->sha256();
-  return identity;
-}
 
 /// What keeps the runtime of this build from running the plan in these files, one sentence a unit.
 std::vector<std::string> runtime_gaps(const std::string& path) {

@@ -19,9 +19,9 @@ int run_list(const KvplanOptions& options, const Invocation& call, Progress&) {
       out["presets"].push_back({{"name", p.name}, {"k", p.k}, {"v", p.v}, {"sinks", p.n_sinks}, {"window", p.window}, {"offered", true}});
       if (p.salient_fraction > 0) out["presets"].back()["salient"] = {{"fraction", p.salient_fraction}, {"scheme", p.salient}};
     }
-    for (const quant::NamedOnly& n : quant::presets_by_name_only()) {
-      if (!call.json) fmt::print("{:<20}  {}\n", n.name, n.reason);
-      out["presets"].push_back({{"name", n.name}, {"offered", false}, {"reason", n.reason}});
+    for (const quant::NamedOnly& p : quant::presets_by_name_only()) {
+      if (!call.json) fmt::print("{:<20}  {}\n", p.name, p.reason);
+      out["presets"].push_back({{"name", p.name}, {"offered", true}, {"import", p.reason}});
     }
     if (!call.json) fmt::print("\n");
   }

@@ -17,9 +17,9 @@
 namespace calib::tools {
 namespace {
 
-/// What one preset takes; `reason` says why it is not offered, or why it does not fit the model (then nothing is counted).
+/// What one preset takes; `reason` says why it does not fit the model, `import` how it is made of a file (then nothing is counted).
 struct PresetBytes {
-  std::string name, reason;
+  std::string name, reason, import;
   bool counted = false;
   std::vector<std::int64_t> k, v;  ///< per layer
   std::int64_t k_sum = 0, v_sum = 0;
@@ -81,8 +81,7 @@ std::string ranges_text(const std::vector<int>& indices) {
 
 void print_row(const PresetBytes& p, std::int64_t k, std::int64_t v, std::int64_t elements) {
   const double bits = plan::effective_bits(k + v, elements);
-  fmt::print("  {:<18}  {:>14}  {:>14}  {:>14}  {:>11}  {:>6.3f}  {:>6.2f}x{}\n", p.name, k, v, k + v, plan::format_bytes(k + v), bits, 16 / bits,
-             p.reason.empty() ? "" : "  not offered by this version");
+  fmt::print("  {:<18}  {:>14}  {:>14}  {:>14}  {:>11}  {:>6.3f}  {:>6.2f}x\n", p.name, k, v, k + v, plan::format_bytes(k + v), bits, 16 / bits);
 }
 
 }  // namespace
@@ -112,10 +111,10 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
 
   std::vector<PresetBytes> presets;
   for (const quant::Preset& preset : quant::presets()) presets.push_back(count_preset(preset, geometry.layers, accounting));
-  for (const quant::NamedOnly& n : quant::presets_by_name_only()) {
+  for (const quant::NamedOnly& p : quant::presets_by_name_only()) {
     presets.push_back({});
-    presets.back().name = n.name;
-    presets.back().reason = n.reason;
+    presets.back().name = p.name;
+    presets.back().import = p.reason;
   }
   const std::int64_t elements = plan::cache_elements(geometry.layers, accounting), plain = plan::plain_16_bit_bytes(geometry.layers, accounting);
   std::int64_t per_token = 0;  // of layers that grow with the context
@@ -129,6 +128,7 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
     for (const PresetBytes& p : presets) {
       nlohmann::ordered_json row = {{"name", p.name}, {"offered", p.reason.empty()}};
       if (!p.reason.empty()) row["reason"] = p.reason;
+      if (!p.import.empty()) row["import"] = p.import;
       if (p.counted) {
         const double bits = plan::effective_bits(p.k_sum + p.v_sum, elements);
         row.update({{"k_bytes", p.k_sum}, {"v_bytes", p.v_sum}, {"bytes", p.k_sum + p.v_sum}, {"effective_bits", bits}, {"compression", 16 / bits}});
@@ -152,7 +152,7 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
   header("all layers");
   for (const PresetBytes& p : presets) {
     if (p.counted) print_row(p, p.k_sum, p.v_sum, elements);
-    else fmt::print("  {:<18}  {}\n", p.name, p.reason);
+    else fmt::print("  {:<18}  {}\n", p.name, p.reason.empty() ? p.import : p.reason);
   }
   for (const LayerClass& c : classes_of(geometry.layers)) {
     const LayerGeometry& g = geometry.layers[c.first];

@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -9,7 +7,6 @@
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/saliency_file.h"
 #include "libcalib/artifacts/sens_file.h"
-#include "libcalib/artifacts/stats_file.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/io/json.h"
@@ -19,6 +16,7 @@
 #include "libcalib/quant/expected_attention.h"
 #include "tools/kvplan/commands.h"
 #include "tools/common/option_values.h"
+#include "tools/kvplan/plan_io.h"
 #include "tools/kvplan/plan_text.h"
 
 namespace calib::tools {
@@ -33,33 +31,7 @@ void check_target(const KvplanOptions& o) {
     fail(ErrorKind::kUsage, "--target " + to_valid_utf8(o.target), "unknown; known: native, {}", fmt::join(kOtherTargets, ", "));
   }
   plan::check_arch(o.arch);
-  if (o.page_tokens != 32 && o.page_tokens != 64 && o.page_tokens != 128) fail(ErrorKind::kUsage, "--page-tokens", "is {}, expected 32, 64 or 128", o.page_tokens);
 }
-
-/// Statistics layer by layer, read once each.
-class LayerSource {
- public:
-  explicit LayerSource(const std::string& path) : reader_(path), layers_(reader_.n_layers()) {}
-  const artifacts::StatsHeader& header() const { return reader_.header(); }
-  const stats::LayerStats& of(int layer_index) {
-    const std::vector<LayerGeometry>& geometry = header().model.layers;
-    for (std::size_t i = 0; i < geometry.size(); ++i)
-      if (geometry[i].index == layer_index) {
-        if (!layers_[i]) layers_[i] = std::make_unique<stats::LayerStats>(reader_.layer(i));
-        return *layers_[i];
-      }
-    fail(ErrorKind::kMismatch, "layer " + std::to_string(layer_index), "the statistics do not hold it");
-  }
-  plan::EvidenceByLayer evidence() {
-    plan::EvidenceByLayer evidence;
-    for (const LayerGeometry& g : header().model.layers) evidence[g.index] = quant::unit_evidence(of(g.index));
-    return evidence;
-  }
-
- private:
-  artifacts::StatsReader reader_;
-  std::vector<std::unique_ptr<stats::LayerStats>> layers_;
-};
 
 /// Exactly one way to say how large the plan may be.
 void check_limits(const KvplanOptions& o) {
@@ -91,7 +63,7 @@ void check_exact_tokens(std::int64_t sinks, std::int64_t window, std::int64_t co
          window, context);
 }
 
-plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
+plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, Parents& parents) {
   if (o.stats.empty()) fail(ErrorKind::kUsage, "--uniform " + to_valid_utf8(o.uniform), "needs --stats with a file made by kvcalib: it names the model and holds the numbers to calibrate with");
   for (const auto& [name, file] : {std::pair{"--sens", &o.sens}, std::pair{"--saliency", &o.saliency}})
     if (!file->empty()) fail(ErrorKind::kUsage, name, "is not used by --uniform; leave it out");
@@ -112,22 +84,16 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, std::vector<
       progress.warning(fmt::format("{}: {} asked for all the same; {}", o.uniform, *scheme, missing));
       break;
     }
-  plan::Accounting accounting;
-  accounting.context_tokens = o.context;
-  accounting.batch = o.batch;
-  accounting.page_tokens = static_cast<int>(o.page_tokens);
   const plan::FitUnit fit = [&](const LayerGeometry& layer, Side side, const kvrt::Scheme& scheme, std::vector<std::string>* why) {
     return quant::fit_params(scheme, side, source.of(layer.index), preset.n_sinks, why, std::max<std::int64_t>(source.header().data.seq_len, 1));
   };
-  return plan::uniform_plan(source.header().model, preset, accounting, source.evidence(), fit, [&](const LayerGeometry& layer) { return quant::saliency_factors(source.of(layer.index)); });
+  return plan::uniform_plan(source.header().model, preset, accounting_of(o), source.evidence(), fit, [&](const LayerGeometry& layer) { return quant::saliency_factors(source.of(layer.index)); });
 }
 
 plan::SearchRequest search_request(const KvplanOptions& o) {
   plan::SearchRequest request;
   request.metric = o.metric;
-  request.accounting.context_tokens = o.context;
-  request.accounting.batch = o.batch;
-  request.accounting.page_tokens = static_cast<int>(o.page_tokens);
+  request.accounting = accounting_of(o);
   request.seed = static_cast<std::uint64_t>(o.seed);
   request.limits.window_per_layer = o.window_per_layer;
   request.restrictions = restrictions_of(o);
@@ -151,7 +117,7 @@ plan::SearchRequest search_request(const KvplanOptions& o) {
 }
 
 /// Where the tiers that were scored may stand. Without evidence nowhere, and the user is told so.
-plan::TierRules read_tier_rules(const KvplanOptions& o, const sens::SensResult& sens, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
+plan::TierRules read_tier_rules(const KvplanOptions& o, const sens::SensResult& sens, Progress& progress, Parents& parents) {
   const bool scored = !sens.salient_scheme.empty();
   if (o.saliency.empty()) {
     if (scored) progress.say("the salient tiers that were scored are left out: --saliency with a file of `kvsens saliency` says in which layers they pay");
@@ -167,7 +133,7 @@ plan::TierRules read_tier_rules(const KvplanOptions& o, const sens::SensResult& 
   return plan::tier_rules(sens, verdicts, shown);
 }
 
-plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector<std::pair<std::string, std::string>>& parents) {
+plan::Plan make_searched(const KvplanOptions& o, Progress& progress, Parents& parents) {
   if (o.sens.empty()) fail(ErrorKind::kUsage, "kvplan", "needs --sens with a file made by kvsens (or --uniform with --stats)");
   if (o.sinks >= 0 || o.window >= 0) fail(ErrorKind::kUsage, "--sinks, --window", "belong to --uniform; a searched plan takes both from the scores");
   plan::SearchRequest request = search_request(o);
@@ -187,14 +153,6 @@ plan::Plan make_searched(const KvplanOptions& o, Progress& progress, std::vector
   if (!sens.data.documents_sha256.empty() && sens.data.documents_sha256 == sens.calibration_data.documents_sha256)
     progress.warning("calibration and scores used the same text; measure the plan on another one");
   return plan::search_plan(sens, evidence, request, progress.sink());
-}
-
-void warn_of_the_runtime(const plan::Plan& plan, Progress& progress) {
-  std::set<std::string> schemes;
-  for (const plan::LayerPlan& layer : plan.layers)
-    for (const Side side : {Side::kK, Side::kV})
-      if (!kvrt::check_implemented(layer.unit(side).scheme).empty()) schemes.insert(kvrt::to_string(layer.unit(side).scheme));
-  if (!schemes.empty()) progress.warning(fmt::format("the runtime of this build keeps no cache in {}; kvsens can measure the plan, nothing here can run it", fmt::join(schemes, ", ")));
 }
 
 void print_plan(const plan::Plan& plan, const std::string& output, const Invocation& call) {
@@ -235,17 +193,10 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
 int run_plan(const KvplanOptions& o, const Invocation& call, Progress& progress) {
   check_limits(o);
   check_target(o);
-  check_output(o.output, {o.stats, o.sens, o.saliency}, kPlanOutput);
-  constexpr std::string_view kTensorSuffix = ".safetensors";
-  if (o.output.size() > kTensorSuffix.size() && std::string_view(o.output).substr(o.output.size() - kTensorSuffix.size()) == kTensorSuffix)
-    fail(ErrorKind::kUsage, "--output", "ends in .safetensors, which is where the plan's constants go; name the plan, such as plan.json");
-  std::vector<std::pair<std::string, std::string>> parents;
+  check_plan_output(o, {o.stats, o.sens, o.saliency});
+  Parents parents;
   plan::Plan plan = o.uniform.empty() ? make_searched(o, progress, parents) : make_uniform(o, progress, parents);
-  if (const std::vector<std::string> problems = plan::verify_plan(plan); !problems.empty())
-    throw Error(ErrorKind::kInternal, "kvplan", "the plan does not hold when counted again", problems);
-  warn_of_the_runtime(plan, progress);
-  plan.provenance = {"kvplan", version(), call.argv, call.started_utc, call.seconds(), static_cast<std::uint64_t>(o.seed), "cpu", "fp64", parents};
-  if (!o.dry_run) artifacts::write_plan(plan, o.output);
+  finish_plan(plan, o, call, std::move(parents), progress);
   print_plan(plan, o.dry_run ? "" : o.output, call);
   return 0;
 }
@@ -259,6 +210,7 @@ int run_kvplan(const KvplanOptions& o, const Invocation& call) {
     case KvplanOptions::Command::kCheck: return run_check(o, call, progress);
     case KvplanOptions::Command::kDiff: return run_diff(o, call, progress);
     case KvplanOptions::Command::kMemory: return run_memory(o, call, progress);
+    case KvplanOptions::Command::kImport: return run_import(o, call, progress);
     case KvplanOptions::Command::kList: return run_list(o, call, progress);
   }
   CALIB_CHECK(false);

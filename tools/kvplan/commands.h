@@ -18,6 +18,7 @@ int run_diff(const KvplanOptions& options, const Invocation& call, Progress& pro
 int run_memory(const KvplanOptions& options, const Invocation& call, Progress& progress);
 /// `kvplan memory --model` or `--stats`: every preset on every layer.
 int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Progress& progress);
+int run_import(const KvplanOptions& options, const Invocation& call, Progress& progress);
 int run_list(const KvplanOptions& options, const Invocation& call, Progress& progress);
 
 }  // namespace calib::tools

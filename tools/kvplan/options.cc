@@ -76,7 +76,19 @@ void declare_kvplan(CLI::App& app, KvplanOptions& o) {
   add_integer(*memory, "--batch", o.batch, 1, 1 << 20, "Sequences", "Budget");
   CLI::App* list = add_command(app, o, "list", "Presets and the default candidates", KvplanOptions::Command::kList);
   list->add_option("what", o.what, "presets, candidates or all")->type_name("WHAT")->group("Input");
-  for (const char* name : {"export", "import", "refine"}) {
+  CLI::App* import = add_command(app, o, "import", "A plan from another tool's file", KvplanOptions::Command::kImport);
+  import->add_option("source", o.source, "File to import")->type_name("FILE")->group("Input")->required();
+  add_text(*import, "--from", o.from, "Tool that wrote it: kvtuner", "Input", "TOOL");
+  add_text(*import, "--base-model", o.model, "Model that the plan is for: a folder or a GGUF file", "Input", "PATH");
+  add_text(*import, "--mode", o.mode, "What KVTuner's widths mean: pertoken (per token, no window) or kivi (keys per channel, window 32)", "Input", "MODE");
+  add_text(*import, "--stats", o.stats, "Statistics of the same model, for the reasons in the plan; without --base-model they name the model too", "Input", "FILE");
+  add_text(*import, "-o,--output", o.output, "Plan to write", "Output", "FILE");
+  add_integer(*import, "--context", o.context, 1, kMostTokens, "Tokens of a sequence at which bytes are counted", "Budget");
+  add_integer(*import, "--batch", o.batch, 1, 1 << 20, "Sequences at which bytes are counted", "Budget");
+  add_integer(*import, "--page-tokens", o.page_tokens, 32, 128, "Tokens of a page: 32, 64 or 128", "Budget");
+  add_flag(*import, "--fast-identity", o.fast_identity, "Identify the weights by sizes and header instead of content", "Diagnostics");
+  add_flag(*import, "--dry-run", o.dry_run, "Read and print, but write nothing", "Diagnostics");
+  for (const char* name : {"export", "refine"}) {
     CLI::App* sub = app.add_subcommand(name, "Not offered by this version");
     sub->allow_extras();
     // Thrown while parsing: its own options are unknown, but the command is what there is to say.

@@ -12,7 +12,7 @@ class App;
 namespace calib::tools {
 
 struct KvplanOptions {
-  enum class Command { kPlan, kShow, kExplain, kCheck, kDiff, kMemory, kList };
+  enum class Command { kPlan, kShow, kExplain, kCheck, kDiff, kMemory, kList, kImport };
   Command command = Command::kPlan;
 
   // plan
@@ -29,6 +29,10 @@ struct KvplanOptions {
   std::string plan, other_plan;
   std::string model, layer;
   std::vector<std::string> contexts;
+
+  // import
+  std::string from, source, mode;
+  bool fast_identity = false;
 
   // list
   std::string what = "all";

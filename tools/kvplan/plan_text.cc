@@ -43,6 +43,7 @@ std::string bits_bar(int bits) {
 
 std::string limit_text(const plan::Request& r) {
   if (!r.uniform.empty()) return "uniform " + r.uniform;
+  if (!r.imported.empty()) return "imported from " + r.imported;
   if (!r.profile.empty()) return "profile " + r.profile;
   const bool plain = !r.budget.empty() && r.budget.find_first_not_of("0123456789.") == std::string::npos;
   return plain ? r.budget + " effective bits" : r.budget;

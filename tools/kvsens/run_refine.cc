@@ -183,6 +183,7 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
   const plan::Plan original = artifacts::read_plan(options.plan, log);
+  if (!original.request.imported.empty()) fail(ErrorKind::kUsage, options.plan, "was imported, not searched: there is nothing to refine; measure it with kvsens evaluate");
   if (!original.request.uniform.empty()) fail(ErrorKind::kUsage, options.plan, "is a uniform plan: there is nothing to refine; measure it with kvsens evaluate");
   const sens::SensResult sens = artifacts::read_sens_file(options.sens);
   if (!sens.params.empty()) artifacts::check_tensor_path(options.output);
