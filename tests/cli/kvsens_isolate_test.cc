@@ -137,8 +137,8 @@ TEST_F(Isolate, JointRunsComeAfterItOnOtherText) {
   ASSERT_EQ(run("kvplan --sens " + file("i.h5") + " --budget 9 --context 4096 -o " + file("i.json")).exit_code, 0);
   const plan::Plan fitted = artifacts::read_plan(file("j.json")), plain = artifacts::read_plan(file("i.json"));
   ASSERT_TRUE(fitted.summary.predicted->joint && fitted.summary.predicted->isolated);
-  // The fit is to sums of replaced scores: ln slope is the mean of ln(measured / sum).
-  double ln_slope = 0;
+  // The fit is to sums of replaced scores: ln slope is the mean of ln(measured / sum), runs weighed by their error.
+  double ln_slope = 0, total = 0;
   for (std::size_t r = 0; r < read.joint->size(); ++r) {
     double sum = 0;
     for (std::size_t u = 0; u < read.units.size(); ++u) {
@@ -147,8 +147,10 @@ TEST_F(Isolate, JointRunsComeAfterItOnOtherText) {
       const sens::IsolatedRuns& runs = *read.isolated;
       sum += runs.taken_up[u] ? runs.mean[i] / runs.slope(read.units[u].side).value : read.scores.at("fisher_softmax").mean[i];
     }
-    ln_slope += std::log(read.joint->kld[r] / sum) / static_cast<double>(read.joint->size());
+    const double weight = 1 / (0.05 * 0.05 + std::pow(read.joint->kld_se[r] / read.joint->kld[r], 2));
+    ln_slope += weight * std::log(read.joint->kld[r] / sum), total += weight;
   }
+  ln_slope /= total;
   EXPECT_NEAR(fitted.summary.predicted->joint->slope, std::exp(ln_slope), 1e-9 * std::exp(ln_slope));
   EXPECT_NEAR(fitted.summary.predicted->score, plain.summary.predicted->score, 1e-9 * plain.summary.predicted->score);
 
