@@ -137,9 +137,10 @@ TEST_F(Isolate, JointRunsComeAfterItOnOtherText) {
   ASSERT_EQ(run("kvplan --sens " + file("i.h5") + " --budget 9 --context 4096 -o " + file("i.json")).exit_code, 0);
   const plan::Plan fitted = artifacts::read_plan(file("j.json")), plain = artifacts::read_plan(file("i.json"));
   ASSERT_TRUE(fitted.summary.predicted->joint && fitted.summary.predicted->isolated);
-  // The fit is to sums of replaced scores: ln slope is the mean of ln(measured / sum), runs weighed by their error.
+  // The fit is to sums of replaced scores: ln slope is the mean of ln(measured / sum), runs of the plan's window weighed by their error.
   double ln_slope = 0, total = 0;
   for (std::size_t r = 0; r < read.joint->size(); ++r) {
+    if (read.windows[static_cast<std::size_t>(read.joint->tier_class[r * read.joint->n_layers])] != fitted.window_tokens) continue;
     double sum = 0;
     for (std::size_t u = 0; u < read.units.size(); ++u) {
       const std::size_t l = u / 2, at = r * read.joint->n_layers + l;
