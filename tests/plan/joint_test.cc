@@ -1,6 +1,7 @@
 #include "libcalib/plan/joint.h"
 
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -16,6 +17,23 @@ const std::vector<std::string> kSchemes = {"bf16", "int8.token.g", "int4.token.g
 
 sens::SensResult scores(int n_layers) {
   return plan_test::synthetic_sens(plan_test::tiny_model(n_layers), kSchemes, {32, 128}, [](int layer, Side side) { return (1.0 + layer) * (side == Side::kK ? 3.0 : 1.0); });
+}
+
+/// n runs of each of two windows, whose measured loss is `loss(window index, sum of the scores)`, perplexity by `kappa`.
+void add_joint_runs(sens::SensResult& sens, const std::function<double(std::size_t, double)>& loss, double kappa, std::size_t n = 6) {
+  const Candidates candidates(sens, Accounting{}, "");
+  sens::JointRuns joint;
+  joint.n_layers = candidates.n_layers();
+  for (const std::size_t window : {0u, 1u})
+    for (const auto& choice : joint_samples(candidates, window, n, 1)) {
+      for (const LayerOption& o : choice)
+        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
+      joint.kld.push_back(loss(window, predicted_score(choice))), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(kappa * joint.kld.back());
+    }
+  sens.joint = std::move(joint);
+}
+void add_joint_runs(sens::SensResult& sens, double slope, double kappa) {
+  add_joint_runs(sens, [&](std::size_t, double sum) { return slope * sum; }, kappa);
 }
 
 TEST(JointFit, ExactRunsGiveTheirSlope) {
@@ -76,17 +94,8 @@ TEST(JointFit, RunsWeighByTheirError) {
 
 TEST(JointFit, PlansTakeTheCurveAtTheirOwnLoss) {
   sens::SensResult sens = scores(12);
-  const Candidates candidates(sens, Accounting{}, "");
-  sens::JointRuns joint;
-  joint.n_layers = candidates.n_layers();
   const auto curve = [](double s) { return 1.1 * s * std::pow(1.1 * s / 0.5, 0.15); };
-  for (const std::size_t window : {0u, 1u})
-    for (const auto& choice : joint_samples(candidates, window, 8, 1)) {
-      for (const LayerOption& o : choice)
-        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
-      joint.kld.push_back(curve(predicted_score(choice))), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(joint.kld.back());
-    }
-  sens.joint = std::move(joint);
+  add_joint_runs(sens, [&](std::size_t, double sum) { return curve(sum); }, 1.0, 8);
   for (const char* budget : {"3.3", "4.5", "7"}) {
     SearchRequest request;
     request.limits.budget = parse_budget(budget);
@@ -103,16 +112,9 @@ TEST(JointFit, PlansTakeTheCurveAtTheirOwnLoss) {
 
 TEST(JointFit, PlansTakeTheSlopeOfTheirWindow) {
   sens::SensResult sens = scores(12);
-  const Candidates candidates(sens, Accounting{}, "");
-  sens::JointRuns joint;
-  joint.n_layers = candidates.n_layers();
-  for (const std::size_t window : {0u, 1u})
-    for (const auto& choice : joint_samples(candidates, window, 6, 1)) {
-      for (const LayerOption& o : choice)
-        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
-      joint.kld.push_back((window == 0 ? 0.8 : 1.2) * predicted_score(choice)), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(joint.kld.back());
-    }
-  sens.joint = std::move(joint);
+  const sens::SensResult plain = sens;
+  const Candidates candidates(plain, Accounting{}, "");
+  add_joint_runs(sens, [](std::size_t window, double sum) { return (window == 0 ? 0.8 : 1.2) * sum; }, 1.0);
   const Candidates fitted(sens, Accounting{}, "");
   for (const std::size_t window : {0u, 1u}) EXPECT_NEAR(fitted.score(3, Side::kK, 2, window), (window == 0 ? 0.8 : 1.2) * candidates.score(3, Side::kK, 2, window), 1e-12);
   SearchRequest request;
@@ -135,20 +137,6 @@ TEST(JointFit, OneRunOffIsTheWorstAndDisorderIsUnreliable) {
   EXPECT_FALSE(fit_joint(runs).reliable());
   for (int i = 0; i < 9; ++i) runs[static_cast<std::size_t>(i)].kld = 2 * std::exp(-i);
   EXPECT_FALSE(fit_joint(runs).reliable()) << "twice the prediction is outside the limits however well ordered";
-}
-
-/// The sums of `sens` times `slope` as measured loss, perplexity by `kappa`.
-void add_joint_runs(sens::SensResult& sens, double slope, double kappa) {
-  const Candidates candidates(sens, Accounting{}, "");
-  sens::JointRuns joint;
-  joint.n_layers = candidates.n_layers();
-  for (const std::size_t window : {0u, 1u})
-    for (const auto& choice : joint_samples(candidates, window, 6, 1)) {
-      for (const LayerOption& o : choice)
-        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
-      joint.kld.push_back(slope * predicted_score(choice)), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(kappa * joint.kld.back());
-    }
-  sens.joint = std::move(joint);
 }
 
 TEST(JointFit, ScoresFileWithRunsGivesFittedPlans) {
