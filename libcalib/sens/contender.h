@@ -18,6 +18,8 @@ struct LayerChange {
   kvrt::Tiers tiers;
   std::shared_ptr<const quant::SalientTier> salient;  ///< set where the tiers hold salient tokens
   std::int64_t scale_refresh = 0;  ///< tokens between two refreshes of static ranges (quant/scale_refresh.h), 0 = none
+  double key_noise = 0;            ///< sigma of noise_contender(); k is unset then
+  std::uint64_t noise_seed = 0;
 };
 
 struct Contender {
@@ -43,6 +45,10 @@ Contender uniform_contender(const std::string& text, const ModelIdentity& model,
 bool refresh_scales(std::vector<LayerChange>& layers, std::int64_t interval);
 /// The same with refresh_scales(), named "… refresh 512"; empty if no range of it can be raised.
 std::optional<Contender> refreshed_contender(const Contender& contender, const ModelIdentity& model, std::int64_t interval);
+
+/// Every post-RoPE key k, sinks and the newest too, as k + sigma (|k| / sqrt(head_dim)) N(0, I); V exact. The normal numbers depend on
+/// (seed, layer, position) alone: the same at every sigma and in every document. n_sinks: rows that are not scored.
+Contender noise_contender(const ModelIdentity& model, double sigma, std::uint64_t seed, std::int64_t n_sinks);
 
 /// int2.token.g on all K, V exact, sinks 0, window 2: must be far above the noise floor (METHODS.md 9).
 Contender negative_control(const ModelIdentity& model);

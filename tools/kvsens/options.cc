@@ -22,6 +22,7 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_integer(app, "--window", o.window, 0, kMostTokens, "Exact newest tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_flag(app, "--second-half", o.second_half, "Score rows n/2 ... n - 2 of each window only, as llama-perplexity does", "Calibration");
   add_text(app, "--objective", o.objective, "logits, or attention: compare attention layer by layer too, and rank by its output error", "Calibration", "NAME");
+  add_flag(app, "--damage-curve", o.damage_curve, "Also measure noise on the keys of the first two documents, and what it predicts for each contender's keys: the gate of kvsens refine", "Calibration");
   add_text(app, "--scale-refresh", o.scale_refresh, "Measure contenders with static ranges once more, the ranges raised every so many tokens", "Calibration", "N[,N...]");
   add_integer(app, "--generate", o.generate, 0, kMostTokens, "Greedy tokens that the reference and every contender write after a prompt; 0 = none, 1024 show loops", "Calibration");
   add_integer(app, "--depth", o.depth, 0, kMostTokens, "Tokens of that prompt, the first of each window; 0 = the whole window", "Calibration");
