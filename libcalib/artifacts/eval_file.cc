@@ -95,6 +95,32 @@ sens::EvalAttention attention_from_json(const JsonValue& value) {
           numbers(value.at("layer_kl")), numbers(value.at("layer_e_out")), numbers(value.at("layer_e_mass"))};
 }
 
+ordered_json curve_to_json(const sens::DamageCurve& curve) {
+  ordered_json out = {{"n_documents", curve.n_documents}, {"n_tokens", curve.n_tokens}, {"points", ordered_json::array()}};
+  for (const sens::DamagePoint& p : curve.points) out["points"].push_back({{"sigma", p.sigma}, {"x", p.x}, {"ppl_ratio", p.ppl_ratio}});
+  if (curve.rejects_from) out["rejects_from"] = *curve.rejects_from;
+  return out;
+}
+
+sens::DamageCurve curve_from_json(const JsonValue& value) {
+  sens::DamageCurve out{value.at("n_documents").integer(), value.at("n_tokens").integer(), {}, {}};
+  const JsonValue points = value.at("points");
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const JsonValue p = points.element(i);
+    out.points.push_back({p.at("sigma").number(), p.at("x").number(), p.at("ppl_ratio").number()});
+  }
+  if (value.has("rejects_from")) out.rejects_from = value.at("rejects_from").number();
+  return out;
+}
+
+ordered_json damage_to_json(const sens::EvalDamage& d) {
+  return {{"x", d.x}, {"worst_layer", d.worst_layer}, {"predicted_ppl_ratio", d.predicted_ppl_ratio}, {"rejected", d.rejected}};
+}
+
+sens::EvalDamage damage_from_json(const JsonValue& value) {
+  return {value.at("x").number(), static_cast<int>(value.at("worst_layer").integer()), value.at("predicted_ppl_ratio").number(), value.at("rejected").boolean()};
+}
+
 ordered_json contender_to_json(const EvalContender& contender) {
   ordered_json out = {{"name", contender.name}, {"kind", contender.kind}, {"k", contender.k}, {"v", contender.v},
                       {"description", contender.description}, {"plan_sha256", contender.plan_sha256},
@@ -106,6 +132,7 @@ ordered_json contender_to_json(const EvalContender& contender) {
   if (contender.kld_slope) out["kld_slope"] = mean_to_json(*contender.kld_slope);
   if (!contender.flags.empty()) out["flags"] = contender.flags;
   if (contender.attention) out["attention"] = attention_to_json(*contender.attention);
+  if (contender.damage) out["damage"] = damage_to_json(*contender.damage);
   if (contender.generation) out["generation"] = generation_to_json(*contender.generation);
   out["total"] = block_to_json(contender.total);
   if (!contender.document_kld.empty()) out["document_kld"] = contender.document_kld;
@@ -133,6 +160,7 @@ EvalContender contender_from_json(const JsonValue& value) {
   if (value.has("kld_slope")) out.kld_slope = mean_from_json(value.at("kld_slope"));
   if (value.has("flags")) out.flags = value.at("flags").strings();
   if (value.has("attention")) out.attention = attention_from_json(value.at("attention"));
+  if (value.has("damage")) out.damage = damage_from_json(value.at("damage"));
   if (value.has("generation")) out.generation = generation_from_json(value.at("generation"));
   out.total = block_from_json(value.at("total"));
   if (value.has("document_kld")) out.document_kld = numbers(value.at("document_kld"));
@@ -164,6 +192,7 @@ std::string eval_to_json(const EvalResult& result) {
     if (g.end_token) out["generation"]["end_token"] = *g.end_token;
   }
   if (result.reference_replies) out["reference_replies"] = replies_to_json(*result.reference_replies);
+  if (result.damage_curve) out["damage_curve"] = curve_to_json(*result.damage_curve);
   out["contenders"] = ordered_json::array();
   for (const EvalContender& contender : result.contenders) out["contenders"].push_back(contender_to_json(contender));
   out["warnings"] = result.warnings;
@@ -202,6 +231,7 @@ EvalResult read_eval_file(const std::string& path) {
     out.generation = {g.at("n_documents").integer(), g.at("depth").integer(), g.at("n_tokens").integer(), std::nullopt};
     if (g.has("end_token")) out.generation->end_token = static_cast<std::int32_t>(g.at("end_token").integer());
   }
+  if (root.has("damage_curve")) out.damage_curve = curve_from_json(root.at("damage_curve"));
   if (root.has("reference_replies")) out.reference_replies = replies_from_json(root.at("reference_replies"));
   const JsonValue contenders = root.at("contenders");
   for (std::size_t i = 0; i < contenders.size(); ++i) out.contenders.push_back(contender_from_json(contenders.element(i)));

@@ -150,6 +150,19 @@ std::optional<Contender> carrying_contender(const Contender& contender, double s
   return out;
 }
 
+Contender noise_contender(const ModelIdentity& model, double sigma, std::uint64_t seed, std::int64_t n_sinks) {
+  Contender out;
+  out.header.name = fmt::format("key noise {:g}", sigma);
+  out.header.kind = "noise";
+  out.header.description = fmt::format("keys with noise of {:g} times their norm, V exact", sigma);
+  out.header.n_sinks = n_sinks;
+  LayerChange layer;
+  layer.tiers = {0, 0, 1, 0};
+  layer.key_noise = sigma, layer.noise_seed = seed;
+  out.layers.assign(model.layers.size(), layer);
+  return out;
+}
+
 Contender negative_control(const ModelIdentity& model) {
   Contender out;
   out.header.name = "int2.token.g on all K";

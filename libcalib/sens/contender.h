@@ -23,6 +23,8 @@ struct LayerChange {
   std::int64_t scale_refresh = 0;  ///< tokens between two refreshes of static ranges (quant/scale_refresh.h), 0 = none
   std::shared_ptr<const quant::RowRotation> k_rotation, v_rotation;  ///< in front of the codec; null = none
   float value_carry = 0;           ///< share of a value row's error that the next row takes over (quant/carried_error.h)
+  double key_noise = 0;            ///< sigma of noise_contender(); k is unset then
+  std::uint64_t noise_seed = 0;
 };
 /// Empty, or what of a layer no runtime and no reply does, for the message that says so: "raising static ranges", …
 std::string only_in_place(const LayerChange& layer);
@@ -62,6 +64,10 @@ std::optional<Contender> rotated_contender(const Contender& contender, const Mod
 /// The contender named "… carry 0.25", its value rows taking over a share of the error before them. Empty if no values of it can.
 /// Throws kUnsupported (a salient tier).
 std::optional<Contender> carrying_contender(const Contender& contender, double share);
+
+/// Every post-RoPE key k, sinks and the newest too, as k + sigma (|k| / sqrt(head_dim)) N(0, I); V exact. The normal numbers depend on
+/// (seed, layer, position) alone: the same at every sigma and in every document. n_sinks: rows that are not scored.
+Contender noise_contender(const ModelIdentity& model, double sigma, std::uint64_t seed, std::int64_t n_sinks);
 
 /// int2.token.g on all K, V exact, sinks 0, window 2: must be far above the noise floor (METHODS.md 9).
 Contender negative_control(const ModelIdentity& model);

@@ -60,6 +60,25 @@ struct EvalAttention {
   std::vector<double> layer_kl, layer_e_out, layer_e_mass;  ///< as ModelIdentity::layers, all documents together
 };
 
+/// Keys of all layers with noise of sigma times their norm: what that does to attention scores, and to the text (damage_curve.h).
+struct DamagePoint {
+  double sigma = 0;
+  double x = 0;          ///< 1 - lowest layer's mean correlation of scores with the exact ones
+  double ppl_ratio = 1;  ///< perplexity over that of exact keys
+};
+struct DamageCurve {
+  std::int64_t n_documents = 0, n_tokens = 0;
+  std::vector<DamagePoint> points;     ///< ascending sigma
+  std::optional<double> rejects_from;  ///< x from which a ratio of kRuinedPplRatio is predicted; empty if the curve never reaches it
+};
+/// Where a contender stands on the curve.
+struct EvalDamage {
+  double x = 0;
+  int worst_layer = 0;              ///< layer number of the lowest correlation
+  double predicted_ppl_ratio = 1;   ///< past the curve's end: at least this
+  bool rejected = false;            ///< x at or above rejects_from
+};
+
 /// The same over the rows of one position bucket.
 struct EvalBucket {
   std::int64_t first_position = 0, end_position = 0;  ///< [first, end)
@@ -86,6 +105,7 @@ struct EvalContender {
   std::vector<std::string> flags;            ///< of length_flags(); empty where indistinguishable
   std::optional<EvalGeneration> generation;
   std::optional<EvalAttention> attention;
+  std::optional<EvalDamage> damage;
 };
 
 struct EvalSettings {
@@ -113,6 +133,7 @@ struct EvalResult {
   std::vector<EvalContender> contenders;
   std::optional<GenerationSettings> generation;
   std::optional<EvalReplies> reference_replies;
+  std::optional<DamageCurve> damage_curve;
   std::vector<std::string> warnings;
 };
 

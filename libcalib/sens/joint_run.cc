@@ -5,6 +5,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "libcalib/base/rng.h"
 #include "libcalib/model/streaming_runner.h"
 #include "libcalib/quant/carried_error.h"
 #include "libcalib/quant/fake_quant.h"
@@ -55,6 +56,24 @@ void change_side(const UnitCandidate& unit, Side side, const LayerGeometry& laye
   coded->slice(0, 0, sinks).copy_(exact->slice(0, 0, sinks));
 }
 
+/// k: [T, H, D] post-RoPE -> the same with the noise of noise_contender().
+at::Tensor noisy_keys(const at::Tensor& k, const LayerGeometry& layer, double sigma, std::uint64_t seed, ThreadPool& pool) {
+  at::Tensor out = on_cpu(k).clone();
+  float* const data = out.data_ptr<float>();
+  const std::int64_t heads = layer.n_kv_heads, d = layer.head_dim;
+  pool.parallel_for(out.size(0), [&](std::int64_t t) {
+    Rng rng = Rng::for_item(seed, static_cast<std::uint64_t>(layer.index), static_cast<std::uint64_t>(t));
+    for (std::int64_t h = 0; h < heads; ++h) {
+      float* const x = data + (t * heads + h) * d;
+      double norm2 = 0;
+      for (std::int64_t c = 0; c < d; ++c) norm2 += static_cast<double>(x[c]) * x[c];
+      const double scale = sigma * std::sqrt(norm2 / static_cast<double>(d));
+      for (std::int64_t c = 0; c < d; ++c) x[c] = static_cast<float>(x[c] + scale * rng.normal());
+    }
+  });
+  return out.to(k.device());
+}
+
 }  // namespace
 
 at::Tensor on_cpu(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); }
@@ -95,7 +114,10 @@ ChangedCache change_cache(const model::Block& block, const at::Tensor& k_pre, co
     quant::fake_quant_tier(change.salient->scheme, side, layer, {}, *map, true, x.data_ptr<float>(), coded->data_ptr<float>(), pool);
     *coded = coded->to(device);
   };
-  if (change.k) {
+  if (change.key_noise > 0) {
+    CALIB_CHECK(!change.k);
+    out.k_coded = out.k_exact = noisy_keys(k_post, layer, change.key_noise, change.noise_seed, pool);
+  } else if (change.k) {
     const bool pre = change.k->scheme.pre;
     change_side(*change.k, Side::kK, layer, change, map ? &*map : nullptr, on_cpu(pre ? k_pre : k_post), &out.k_coded, &out.k_exact, pool);
     for (at::Tensor* k : {&out.k_coded, &out.k_exact}) *k = pre ? block.rotate(k->to(device)) : k->to(device);

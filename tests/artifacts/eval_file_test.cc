@@ -63,6 +63,8 @@ sens::EvalResult example() {
   contender.kld_slope = sens::MeanSe{0.61, 0.04};
   contender.flags = {"kld_slope", "entropy_shift"};
   contender.generation = {{{0.25, 0.01}, {12.5, 3}, 0.75, {0.2, 0.3}}, {0.5, 0.125}, {0.75, 0.2}, {0.5, 1.5}, 1, 0.02, 0.4};
+  contender.damage = sens::EvalDamage{0.25, 17, 6.5, true};
+  out.damage_curve = sens::DamageCurve{2, 2048, {{0.005, 1e-5, 1.0001}, {0.8, 0.4, 30.5}}, 0.2};
   out.generation = {2, 1024, 512, 2};
   out.reference_replies = {{0.125, 0.02}, {3, 1}, 0.5, {0.1, 0.15}};
   out.contenders.push_back(contender);
@@ -93,6 +95,13 @@ TEST(EvalFile, RoundTrip) {
   EXPECT_EQ(read.contenders[1].generation->document_row_kld[1], 1.5);
   EXPECT_EQ(read.contenders[1].generation->catastrophic_high, 0.4);
   EXPECT_EQ(read.reference_replies->hit_cap, 0.5);
+  EXPECT_FALSE(read.contenders[0].damage.has_value());
+  EXPECT_EQ(read.contenders[1].damage->worst_layer, 17);
+  EXPECT_EQ(read.contenders[1].damage->predicted_ppl_ratio, 6.5);
+  EXPECT_TRUE(read.contenders[1].damage->rejected);
+  ASSERT_EQ(read.damage_curve->points.size(), 2u);
+  EXPECT_EQ(read.damage_curve->points[1].ppl_ratio, 30.5);
+  EXPECT_EQ(read.damage_curve->rejects_from, 0.2);
   EXPECT_EQ(read.generation->depth, 1024);
   EXPECT_EQ(read.generation->end_token, 2);
   EXPECT_TRUE(read.settings.second_half);
@@ -101,6 +110,7 @@ TEST(EvalFile, RoundTrip) {
   sens::EvalResult with_control = example();
   with_control.negative_control = with_control.contenders[0];
   with_control.calibration_data.reset();
+  with_control.damage_curve->rejects_from.reset();
   write_eval_file(path, with_control);
   EXPECT_EQ(eval_to_json(read_eval_file(path)), eval_to_json(with_control));
 }

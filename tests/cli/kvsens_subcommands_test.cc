@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -12,6 +13,8 @@
 #include "libcalib/artifacts/plan_file.h"
 #include "libcalib/artifacts/sens_file.h"
 #include "tests/cli/kvsens_fixture.h"
+#include "tests/model/s260k_golden.h"
+#include "tests/support/shared_data.h"
 
 namespace calib {
 namespace {
@@ -139,14 +142,24 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   EXPECT_FALSE(exists("no.json"));
   const Outcome o = run(call + file("p.json") + " --data " + file("verify.txt") + " -o " + file("refined.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
-  for (const char* part : {"joint runs: measured = ", "Spearman", "this plan"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+  for (const char* part : {"joint runs: measured = ", "Spearman", "this plan", "damage-curve gate on 2 documents: noise on every key never raises perplexity 5 times", "it rejects nothing"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
   const plan::Plan refined = artifacts::read_plan(file("refined.json"));
   ASSERT_TRUE(refined.summary.measured);
   EXPECT_GT(refined.summary.measured->kld, 0.0);
   ASSERT_TRUE(refined.summary.predicted->joint);
   EXPECT_EQ(refined.summary.predicted->joint->n_runs, 8u);
   EXPECT_FALSE(refined.summary.predicted->unfitted);
+  EXPECT_EQ(refined.decision.back().rule, "damage");
   EXPECT_EQ(run("kvplan check " + file("refined.json")).exit_code, 0);
+
+  // What another tool chose has no scores behind it.
+  std::string widths;
+  for (int l = 0; l < 4; ++l) widths += std::to_string(l) + ": {nbits_key: 8, nbits_value: 4}\n";
+  test::write_file(file("k.yaml"), widths);
+  ASSERT_EQ(run("kvplan import --from kvtuner " + file("k.yaml") + " --base-model " + file("m") + " --mode pertoken -o " + file("k.json")).exit_code, 0);
+  const Outcome imported = run(call + file("k.json") + " --data " + file("verify.txt") + " -o " + file("no.json"));
+  EXPECT_EQ(imported.exit_code, 2) << imported.text;
+  EXPECT_NE(imported.text.find("was imported, not searched"), std::string::npos) << imported.text;
 
   // The tensor file is an input through the plan, and the plan itself may be replaced.
   if (exists("p.safetensors")) {
@@ -174,6 +187,79 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   const Outcome t = run(call + file("t.json") + " --data " + file("verify.txt") + " -o " + file("t2.json"));
   ASSERT_EQ(t.exit_code, 0) << t.text;
   EXPECT_LE(artifacts::read_plan(file("t2.json")).summary.measured->kld, artifacts::read_plan(file("t.json")).request.max_kl);
+}
+
+/// Scores that lie: int2 keys of every layer lose `factor` times what int8 keys do.
+void flatter_int2_keys(const std::string& path, double factor) {
+  sens::SensResult sens = artifacts::read_sens_file(path);
+  const auto at = [&](const char* scheme) { return static_cast<std::size_t>(std::find(sens.schemes.begin(), sens.schemes.end(), scheme) - sens.schemes.begin()); };
+  for (auto& [metric, table] : sens.scores)
+    for (std::size_t u = 0; u < sens.units.size(); ++u)
+      for (std::size_t w = 0; w < sens.windows.size() && sens.units[u].side == Side::kK; ++w) {
+        const std::size_t from = sens.index(u, at("int8.token.g"), w), to = sens.index(u, at("int2.token.g"), w);
+        table.mean[to] = factor * table.mean[from], table.se[to] = factor * table.se[from];
+      }
+  artifacts::write_sens_file(path, sens);
+}
+
+std::string id_row(std::size_t first, std::size_t end) {
+  std::string row = "1";
+  for (std::size_t i = std::max<std::size_t>(first, 1); i < end; ++i) row += " " + std::to_string(test::kS260kIds[i]);
+  return row + "\n";
+}
+
+// Keys of 2 bits per token ruin the trained stories260K; scores that say otherwise make plans of them, which the gate rejects unmeasured.
+TEST_F(Kvsens, RefineRejectsRuinedPlansUnmeasured) {
+  CALIB_SHARED_FILE(weights, "models/stories260K.bin");
+  test::write_hf_folder(*test::restore_s260k(), file("s260k"));
+  test::write_file(file("ruin-scores.ids"), id_row(30, 128) + id_row(10, 108));
+  test::write_file(file("ruin-verify.ids"), id_row(0, 128) + id_row(0, 100));
+  const std::string model = "--model " + file("s260k") + " --threads 1 --seq-len 128 --num-samples 2 ", scores = file("ruin.h5");
+  ASSERT_EQ(run("kvsens " + model + "--data " + file("ruin-scores.ids") + " --window 0 --candidates int8.token.g,int4.token.g,int2.token.g -o " + scores).exit_code, 0);
+  flatter_int2_keys(scores, 0.5);
+  const std::string refine = "kvsens refine " + model + "--data " + file("ruin-verify.ids") + " --joint 0 --sens " + scores + " --plan ";
+
+  // A budget for K at 8 and V at 4 bits: the search prefers K at 2 and V at 8.
+  ASSERT_EQ(run("kvplan --sens " + scores + " --budget 11 --context 4096 -o " + file("ruin.json")).exit_code, 0);
+  EXPECT_EQ(kvrt::to_string(artifacts::read_plan(file("ruin.json")).layers[0].k.scheme), "int2.token.g");
+  const Outcome o = run(refine + file("ruin.json") + " -o " + file("ruin2.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  for (const char* part : {"the plan is rejected unmeasured: x ", "the damage-curve gate rejects the searched plan: the K at 8 bits, V at 4: int8.token.g:int4.token.g window 0 is written", "a perplexity ratio of 5 is predicted from x = "})
+    EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
+  const plan::Plan kept = artifacts::read_plan(file("ruin2.json"));
+  for (const plan::LayerPlan& layer : kept.layers) {
+    EXPECT_EQ(kvrt::to_string(layer.k.scheme), "int8.token.g");
+    EXPECT_EQ(kvrt::to_string(layer.v.scheme), "int4.token.g");
+  }
+  ASSERT_TRUE(kept.summary.measured);
+  EXPECT_LT(kept.summary.measured->ppl_ratio, 5);
+  ASSERT_EQ(kept.decision.back().rule, "damage");
+  std::map<std::string, double> numbers(kept.decision.back().numbers.begin(), kept.decision.back().numbers.end());
+  EXPECT_GE(numbers.at("plan_x"), numbers.at("rejects_from"));
+  EXPECT_GE(numbers.at("plan_ppl_ratio"), 5);
+  for (const plan::Baseline& b : kept.baselines) EXPECT_EQ(b.measured_kld.has_value(), b.pair == "int8.token.g:int4.token.g") << b.description;
+  EXPECT_EQ(run("kvplan check " + file("ruin2.json")).exit_code, 0);
+  const Outcome explained = run("kvplan explain " + file("ruin2.json"));
+  EXPECT_NE(explained.text.find("unmeasured: the plan (x "), std::string::npos) << explained.text;
+  const Outcome as_json = run(refine + file("ruin.json") + " -q --json -o " + file("ruin3.json"));
+  const nlohmann::json j = nlohmann::json::parse(as_json.text.substr(std::min(as_json.text.size(), as_json.text.find("{\n"))));
+  EXPECT_EQ(j.at("rejected").at(0).at("name"), "the plan");
+  EXPECT_GE(j.at("rejected").at(0).at("predicted_ppl_ratio").get<double>(), 5);
+
+  // Nothing else fits.
+  ASSERT_EQ(run("kvplan --sens " + scores + " --budget 11 --context 4096 --allow-k int2.token.g -o " + file("ruin4.json")).exit_code, 0);
+  const Outcome none = run(refine + file("ruin4.json") + " -o " + file("no.json"));
+  EXPECT_EQ(none.exit_code, 6) << none.text;
+  for (const char* part : {"the damage-curve gate rejects the plan (x ", "no baseline that fits the budget"}) EXPECT_NE(none.text.find(part), std::string::npos) << none.text;
+  EXPECT_FALSE(exists("no.json"));
+
+  // A limit on loss: rejected plans count as misses, and the repair goes on to wider keys.
+  flatter_int2_keys(scores, 30);
+  ASSERT_EQ(run("kvplan --sens " + scores + " --max-kl 1 --allow-v int4.token.g --context 4096 -o " + file("ruin5.json")).exit_code, 0);
+  const Outcome repaired = run(refine + file("ruin5.json") + " -o " + file("ruin6.json"));
+  ASSERT_EQ(repaired.exit_code, 0) << repaired.text;
+  for (const char* part : {"the plan is rejected unmeasured", "round 1", "the damage-curve gate rejected the searched one"}) EXPECT_NE(repaired.text.find(part), std::string::npos) << repaired.text;
+  EXPECT_LE(artifacts::read_plan(file("ruin6.json")).summary.measured->kld, 1);
 }
 
 TEST_F(Kvsens, RefineSaysWhetherRaisedRangesPay) {

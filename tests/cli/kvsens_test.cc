@@ -199,6 +199,29 @@ TEST_F(Kvsens, GreedyRepliesFromADepth) {
     EXPECT_EQ(a.contenders[i].generation->replies.document_rep_4, b.contenders[i].generation->replies.document_rep_4) << i;
 }
 
+TEST_F(Kvsens, EvaluateReportsTheDamageCurve) {
+  const std::string call = "kvsens evaluate " + inputs() + " --uniform int2.token.g:bf16,int8.token.g:bf16 --sinks 4 --window 8 --damage-curve -o ";
+  const Outcome o = run(call + file("dc.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  for (const char* part : {"damage curve: noise on every key, 2 documents, 512 tokens", "0.005", "the curve never reaches a ratio of 5: it rejects nothing", "worst layer"})
+    EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
+  const sens::EvalResult r = artifacts::read_eval_file(file("dc.json"));
+  ASSERT_TRUE(r.damage_curve);
+  EXPECT_EQ(r.damage_curve->points.size(), 9u);
+  EXPECT_EQ(r.damage_curve->n_documents, 2);
+  ASSERT_TRUE(r.contenders[0].damage);
+  EXPECT_GT(r.contenders[0].damage->x, 10 * r.contenders[1].damage->x);
+  EXPECT_FALSE(r.contenders[0].damage->rejected);
+  EXPECT_EQ(run(call + file("dc2.json") + " --json").exit_code, 0);
+  EXPECT_EQ(artifacts::read_eval_file(file("dc2.json")).contenders[0].damage->x, r.contenders[0].damage->x);
+  const Outcome plain = run("kvsens evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("dc3.json"));
+  EXPECT_FALSE(artifacts::read_eval_file(file("dc3.json")).damage_curve);
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --damage-curve --backend kvrt", 7, "leave --backend kvrt out");
+  expect("evaluate --model " + file("m") + " --data " + file("a.txt") + " --seq-len 60 --num-samples 2 --threads 1 --uniform int4.token.g:bf16 --window 0 --damage-curve -o " + file("no.json"), 6,
+         "rows that see 64 keys");
+  EXPECT_FALSE(exists("no.json"));
+}
+
 // The number scored is the number stored: the runtime's pages, written and read token by token, lose what fake quantisation does.
 TEST_F(Kvsens, ThePackedCacheLosesWhatFakeQuantisationDoes) {
   const std::string call = "kvsens evaluate " + inputs() + " --stats " + file("stats.h5") +

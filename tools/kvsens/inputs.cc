@@ -11,6 +11,7 @@
 #include "libcalib/plan/verify.h"
 #include "libcalib/quant/calibrated_params.h"
 #include "libcalib/quant/expected_attention.h"
+#include "libcalib/sens/damage_curve.h"
 #include "tools/common/option_values.h"
 
 namespace calib::tools {
@@ -75,6 +76,12 @@ sens::RotationProvider Statistics::rotations(quant::RotationKind kind) const {
 
 double forward_seconds(const Inputs& in) {
   return model::estimate_run(*in.model, in.corpus.documents, model::RunnerOptions{}, false).forward_seconds;
+}
+
+double damage_passes(const Inputs& in, std::int64_t n_sinks) {
+  double tokens = 0;
+  for (const text::Document& d : sens::damage_documents(in.corpus.documents, n_sinks)) tokens += static_cast<double>(d.ids.size());
+  return static_cast<double>(sens::kDamageRuns + 1) * tokens / static_cast<double>(in.corpus.identity.n_tokens);
 }
 
 sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, const ModelIdentity& model, const std::string& model_name) {

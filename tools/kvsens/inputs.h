@@ -64,6 +64,9 @@ void check_something_is_coded(const sens::Contender& contender, std::int64_t lon
 /// Seconds of one bare forward pass over the text, from sizes and one measured matrix product.
 double forward_seconds(const Inputs& in);
 
+/// The same of the damage-curve gate, in passes over the whole text.
+double damage_passes(const Inputs& in, std::int64_t n_sinks);
+
 /// True if both were cut from at least one common file, or hold the same documents.
 bool same_text(const DataIdentity& a, const DataIdentity& b);
 

@@ -1,5 +1,7 @@
 #include "tools/kvsens/joint_verifier.h"
 
+#include <utility>
+
 #include "kernels/core/layout.h"
 #include "libcalib/plan/planner.h"
 #include "libcalib/sens/kld_block.h"
@@ -34,6 +36,28 @@ void check_disjoint(const Inputs& in, const sens::SensResult& sens) {
   if (same_text(in.corpus.identity, sens.data) || same_text(in.corpus.identity, sens.calibration_data) ||
       (sens.isolated && same_text(in.corpus.identity, sens.isolated->data)))
     fail(ErrorKind::kMismatch, "--data", "is the text of the statistics or of the scores; a plan counts as measured only on text that neither has seen");
+}
+
+const std::optional<sens::DamageGate>& JointVerifier::gate() {
+  if (std::exchange(gate_tried_, true)) return gate_;
+  const std::int64_t n_sinks = candidates_.sens().n_sinks;
+  std::vector<text::Document> documents = sens::damage_documents(in_.corpus.documents, n_sinks);
+  if (documents.empty()) return gate_;
+  sens::DamageOptions options;
+  options.n_sinks = n_sinks;
+  options.seed = settings_.seed;
+  options.hidden_memory_bytes = settings_.hidden_memory_bytes;
+  PhaseProgress phases(progress_, call_, static_cast<std::int64_t>(damage_passes(in_, n_sinks) * static_cast<double>(in_.corpus.identity.n_tokens)));
+  gate_.emplace(*in_.model, std::move(documents), options, pool_, [&](const sens::EvaluateProgress& p) { phases.update("damage curve", p.done, p.total); });
+  progress_.clear();
+  return gate_;
+}
+
+std::vector<sens::EvalDamage> JointVerifier::judge(const std::vector<std::vector<plan::LayerOption>>& choices) {
+  if (!gate()) return std::vector<sens::EvalDamage>(choices.size());
+  std::vector<sens::Contender> contenders;
+  for (const std::vector<plan::LayerOption>& choice : choices) contenders.push_back(contender_of(candidates_, choice, "combination", in_.corpus));
+  return gate_->judge(contenders);
 }
 
 std::vector<sens::EvalContender> JointVerifier::measure(const std::vector<sens::Contender>& contenders, const std::string& phase) {

@@ -1,12 +1,14 @@
 #pragma once
 // Whole choices of a planner, measured on text that nothing was fitted on: for kvsens refine and kvsens joint.
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/plan/candidate.h"
 #include "libcalib/plan/plan.h"
+#include "libcalib/sens/damage_curve.h"
 #include "libcalib/sens/evaluate.h"
 #include "tools/kvsens/inputs.h"
 
@@ -22,10 +24,16 @@ void check_disjoint(const Inputs& in, const sens::SensResult& sens);
 class JointVerifier {
  public:
   JointVerifier(const Inputs& in, const plan::Candidates& candidates, std::int64_t hidden_memory_bytes, double ppl_ratio_max, const Invocation& call, Progress& progress,
-                const LogSink& log)
+                std::uint64_t seed, const LogSink& log)
       : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()), ppl_ratio_max_(ppl_ratio_max) {
     settings_.hidden_memory_bytes = hidden_memory_bytes;
+    settings_.seed = seed;
   }
+
+  /// The damage curve of the first documents; empty if none is long enough. Measured on the first call.
+  const std::optional<sens::DamageGate>& gate();
+  /// What it predicts of each choice; nothing is rejected without one.
+  std::vector<sens::EvalDamage> judge(const std::vector<std::vector<plan::LayerOption>>& choices);
 
   /// One result a choice, all on the same rows. `phase`: for the progress line.
   std::vector<plan::Measured> measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase);
@@ -40,6 +48,8 @@ class JointVerifier {
   const LogSink& log_;
   ThreadPool pool_;
   sens::EvaluateOptions settings_;
+  std::optional<sens::DamageGate> gate_;
+  bool gate_tried_ = false;
   double ppl_ratio_max_;
 };
 

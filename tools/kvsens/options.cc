@@ -22,6 +22,7 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_integer(app, "--window", o.window, 0, kMostTokens, "Exact newest tokens of KSCHEME:VSCHEME pairs; presets and plans bring their own", "Calibration");
   add_flag(app, "--second-half", o.second_half, "Score rows n/2 ... n - 2 of each window only, as llama-perplexity does", "Calibration");
   add_text(app, "--objective", o.objective, "logits, or attention: compare attention layer by layer too, and rank by its output error", "Calibration", "NAME");
+  add_flag(app, "--damage-curve", o.damage_curve, "Also measure noise on the keys of the first two documents, and what it predicts for each contender's keys: the gate of kvsens refine", "Calibration");
   add_text(app, "--scale-refresh", o.scale_refresh, "Measure contenders with static ranges once more, the ranges raised every so many tokens", "Calibration", "N[,N...]");
   add_text(app, "--rotate", o.rotate, "Measure contenders with had once more, its place taken by a calibrated rotation: query, grouped2 or grouped4", "Calibration", "NAME");
   add_text(app, "--carry-value-error", o.value_carry, "Measure contenders with values in token groups once more, each row taking over this share of the error before it", "Calibration", "F[,F...]");

@@ -22,7 +22,7 @@ struct EvaluateCommand {
   std::vector<std::string> plans;
   std::string uniform, stats, output = "eval.json", backend = "fake", objective = "logits", scale_refresh, rotate, value_carry;
   std::int64_t n_sinks = 4, window = 128, generate = 0, depth = 0;
-  bool second_half = false;
+  bool second_half = false, damage_curve = false;
 };
 
 /// kvsens drift: fresh text against the statistics of a calibration.

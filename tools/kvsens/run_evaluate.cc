@@ -11,6 +11,7 @@
 #include "libcalib/base/sha256.h"
 #include "libcalib/base/thread_pool.h"
 #include "libcalib/base/utf8.h"
+#include "libcalib/sens/damage_curve.h"
 #include "libcalib/sens/evaluate.h"
 #include "libcalib/sens/generate.h"
 #include "libcalib/sens/kld_block.h"
@@ -57,6 +58,20 @@ void print_attention(const sens::EvalResult& result, std::size_t width) {
   }
 }
 
+/// What the gate of kvsens refine would have said of each contender, beside what was measured.
+void print_damage(const sens::EvalResult& result, std::size_t width) {
+  const sens::DamageCurve& curve = *result.damage_curve;
+  fmt::print("\ndamage curve: noise on every key, {}, {}; x = 1 - lowest layer's correlation of attention scores\n{:>7}  {:>10}  {:>12}\n", counted(curve.n_documents, "document"),
+             counted(curve.n_tokens, "token"), "sigma", "x", "PPL ratio");
+  for (const sens::DamagePoint& p : curve.points) fmt::print("{:>7g}  {:>10.3e}  {:>12.5f}\n", p.sigma, p.x, p.ppl_ratio);
+  fmt::print("{}\n", curve.rejects_from ? fmt::format("a ratio of {:g} is predicted from x = {:.4g} on", sens::kRuinedPplRatio, *curve.rejects_from)
+                                        : fmt::format("the curve never reaches a ratio of {:g}: it rejects nothing", sens::kRuinedPplRatio));
+  fmt::print("{:<{}}  {:>10}  {:>11}  {:>12}  {:>12}\n", "scheme or plan", width, "x", "worst layer", "predicted", "measured");
+  for (const sens::EvalContender& c : result.contenders)
+    fmt::print("{:<{}}  {:>10.3e}  {:>11}  {:>12.5f}  {:>12.5f}{}\n", to_valid_utf8(c.name), width, c.damage->x, c.damage->worst_layer, c.damage->predicted_ppl_ratio, c.total.ppl_ratio.mean,
+               c.damage->rejected ? "  rejected" : "");
+}
+
 std::string slope_text(const std::optional<sens::MeanSe>& slope) {
   return slope ? fmt::format("  {:>5.2f} ± {:>4.2f}", slope->mean, slope->se) : fmt::format("  {:>12}", "-");
 }
@@ -86,8 +101,15 @@ void print_table(const sens::EvalResult& result, const std::string& output) {
   line("(noise floor)", "", "", result.noise_floor, "");
   if (result.negative_control) line("(negative control)", "", "", result.negative_control->total, "");
   if (!result.contenders.empty() && result.contenders.front().attention) print_attention(result, width);
+  if (result.damage_curve) print_damage(result, width);
   if (result.generation) print_replies(result, width);
   fmt::print("{}\n", to_valid_utf8(output));
+}
+
+std::int64_t most_sinks(const std::vector<sens::Contender>& contenders) {
+  std::int64_t most = 0;
+  for (const sens::Contender& c : contenders) most = std::max(most, c.header.n_sinks);
+  return most;
 }
 
 int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs& in, const std::vector<sens::Contender>& contenders,
@@ -96,7 +118,8 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   const std::int64_t generation_bytes = generation.n_tokens > 0 ? sens::generate_bytes(*in.model, in.corpus.documents.size(), generation) : 0;
   const double memory = static_cast<double>(std::max(e.hidden_memory_bytes + e.working_bytes, generation_bytes) + resident_memory_bytes());
   constexpr double kMixedPass = 1.2;  // a pass over a changed cache beside a bare one
-  const double runs = static_cast<double>(contenders.size()), seconds = kMixedPass * (runs + 3) * forward_seconds(in);
+  const double gate = options.damage_curve ? damage_passes(in, most_sinks(contenders)) : 0;
+  const double runs = static_cast<double>(contenders.size()), seconds = kMixedPass * (runs + 3 + gate) * forward_seconds(in);
   if (call.json) {
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
     for (const auto& c : contenders) names.push_back({{"name", to_valid_utf8(c.header.name)}, {"effective_bits_8192", c.header.effective_bits_8192.value_or(0)}});
@@ -117,6 +140,22 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
   fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
   return 0;
+}
+
+void measure_damage(const Inputs& in, const std::vector<sens::Contender>& contenders, const sens::EvaluateOptions& settings, ThreadPool& pool, const Invocation& call, Progress& progress,
+                    sens::EvalResult& result) {
+  sens::DamageOptions options;
+  options.n_sinks = most_sinks(contenders);
+  options.second_half = settings.second_half;
+  options.seed = settings.seed;
+  options.hidden_memory_bytes = settings.hidden_memory_bytes;
+  const double passes = damage_passes(in, options.n_sinks);
+  PhaseProgress phases(progress, call, static_cast<std::int64_t>(passes * static_cast<double>(in.corpus.identity.n_tokens)));
+  const sens::DamageGate gate(*in.model, sens::damage_documents(in.corpus.documents, options.n_sinks), options, pool,
+                              [&](const sens::EvaluateProgress& p) { phases.update("damage curve", p.done, p.total); });
+  const std::vector<sens::EvalDamage> damage = gate.judge(contenders);
+  for (std::size_t c = 0; c < damage.size(); ++c) result.contenders[c].damage = damage[c];
+  result.damage_curve = gate.curve();
 }
 
 /// Behind each contender what `variants` makes of it. Throws kUsage naming the option if that is nothing at all: `none` of them.
@@ -167,6 +206,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   if (options.backend != "fake" && options.backend != "kvrt")
     fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake or kvrt", options.backend);
   if (options.objective != "logits" && options.objective != "attention") fail(ErrorKind::kUsage, "--objective", "is \"{}\", expected logits or attention", options.objective);
+  if (options.damage_curve && options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--damage-curve", "compares scores in place; leave --backend kvrt out");
   if (options.objective == "attention" && options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--objective attention", "is measured in place; leave --backend kvrt out");
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
@@ -186,6 +226,8 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   for (const std::string& path : options.plans) contenders.push_back(plan_contender(path, artifacts::read_plan(path, log), in.identity, options.run.model));
   add_asked_variants(contenders, options, in, statistics);
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
+  if (options.damage_curve && sens::damage_documents(in.corpus.documents, most_sinks(contenders)).empty())
+    fail(ErrorKind::kInfeasible, "--damage-curve", "compares rows that see {} keys, and no document has so many tokens; take a longer --seq-len or text", sens::kLeastScores);
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;
   settings.packed = options.backend == "kvrt";
@@ -220,6 +262,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   PhaseProgress phases(progress, call, result.data.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
   sens::evaluate(*in.model, in.corpus.documents, contenders, settings, pool, &result, log,
                  [&](const sens::EvaluateProgress& p) { phases.update("evaluate", p.done, p.total); });
+  if (options.damage_curve) measure_damage(in, contenders, settings, pool, call, progress, result);
   if (options.generate > 0) {
     const auto prompts = static_cast<std::int64_t>(in.corpus.documents.size()), runs = static_cast<std::int64_t>(contenders.size());
     PhaseProgress replies(progress, call, prompts * (generation.depth + generation.n_tokens) * (1 + 3 * runs));

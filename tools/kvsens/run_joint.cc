@@ -79,7 +79,7 @@ int run_joint(const JointCommand& options, const Invocation& call) {
   }
   progress.say(fmt::format("{}: {} on {}, {}", in.identity.name, counted(runs.size(), "combination"), counted(in.corpus.identity.n_documents, "document"),
                            counted(in.corpus.identity.n_tokens, "token")));
-  JointVerifier verifier(in, candidates, options.run.hidden_mem, std::numeric_limits<double>::infinity(), call, progress, log);
+  JointVerifier verifier(in, candidates, options.run.hidden_mem, std::numeric_limits<double>::infinity(), call, progress, static_cast<std::uint64_t>(options.run.seed), log);
   const std::vector<plan::Measured> results = verifier.measure(runs, "joint runs");
   sens::JointRuns joint;
   joint.n_layers = candidates.n_layers();
