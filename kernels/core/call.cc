@@ -32,7 +32,8 @@ Status begin_call(const kvrt_context* context, int32_t layer, void* stream, Call
   out->layer = context->context.find(layer);
   if (!out->layer) return Status(Code::kArgument, "layer " + std::to_string(layer) + " has no KV in this plan");
   if (const char* text = out->context->driver_error().text()) return Status(Code::kCuda, std::string(text) + "; the context is lost: an earlier call failed");
-  if (stream && out->context->backend() != KVRT_BACKEND_CUDA) return Status(Code::kArgument, std::string("stream must be null on backend ") + backend_name(out->context->backend()));
+  if (stream && out->context->backend() != KVRT_BACKEND_CUDA)
+    return Status(Code::kArgument, std::string("stream must be null on backend ") + backend_name(out->context->backend()));
   return {};
 }
 
@@ -72,7 +73,8 @@ Status check_rows(const char* name, const void* data, kvrt_dtype dtype, std::int
   const std::int64_t row = std::int64_t{head_dim} * (dtype == KVRT_F32 ? 4 : 2);
   for (const std::int64_t stride : {row_stride, head_stride}) {
     if (stride != 0 && stride < row) {
-      return Status(Code::kArgument, std::string(name) + ": stride " + std::to_string(stride) + ", expected 0 or at least the " + std::to_string(row) + " bytes of a row");
+      return Status(Code::kArgument,
+                    std::string(name) + ": stride " + std::to_string(stride) + ", expected 0 or at least the " + std::to_string(row) + " bytes of a row");
     }
   }
   return {};

@@ -26,7 +26,8 @@ Status check_limits(const kvrt_limits& l) {
     return Status(Code::kArgument, "limits: max_length is " + std::to_string(l.max_length) + ", expected 1 to " + std::to_string(kMaxLength));
   }
   if (l.max_q_len < 1) return Status(Code::kArgument, "limits: max_q_len is " + std::to_string(l.max_q_len));
-  if (l.max_q_len > 1) return Status(Code::kUnsupported, "limits: max_q_len is " + std::to_string(l.max_q_len) + "; several query tokens a step are not offered by this build");
+  if (l.max_q_len > 1)
+    return Status(Code::kUnsupported, "limits: max_q_len is " + std::to_string(l.max_q_len) + "; several query tokens a step are not offered by this build");
   if (l.first_kv_head < 0 || l.n_kv_heads < 0 || (l.n_kv_heads == 0 && l.first_kv_head > 0)) {
     return Status(Code::kArgument, "limits: heads " + std::to_string(l.first_kv_head) + " + " + std::to_string(l.n_kv_heads) + " are no range");
   }
@@ -207,21 +208,23 @@ Status Context::add_layer(const LayerPlan& plan, Needs needs, LayerContext* laye
   const char* path = "fused";
   if (backend_ == KVRT_BACKEND_CUDA) {
     if (layer->layout.head_dim > kMaxDeviceDim) {
-      return Status(Code::kUnsupported, layer->units[KVRT_K].name + ": head_dim on cuda is at most " + std::to_string(kMaxDeviceDim) + ", got " + std::to_string(layer->layout.head_dim));
+      return Status(Code::kUnsupported, layer->units[KVRT_K].name + ": head_dim on cuda is at most " + std::to_string(kMaxDeviceDim) + ", got " +
+                                            std::to_string(layer->layout.head_dim));
     }
     layer->cuda = cuda_path(layer->units[KVRT_K].codecs[0], layer->units[KVRT_V].codecs[0], layer->units[KVRT_K].pre ? &layer->rope : nullptr);
-    if (layer->cuda.path == KVRT_PATH_MISSING && needs == Needs::kAll) return Status(Code::kUnsupported, layer->units[layer->cuda.side].name + ": " + layer->cuda.reason);
+    if (layer->cuda.path == KVRT_PATH_MISSING && needs == Needs::kAll)
+      return Status(Code::kUnsupported, layer->units[layer->cuda.side].name + ": " + layer->cuda.reason);
     if (layer->cuda.path == KVRT_PATH_TWO_PASS && !limits_.accept_two_pass && needs == Needs::kAll) {
       return Status(Code::kUnsupported, "layer " + std::to_string(plan.index) + ": K " + plan.units[KVRT_K].text + " with V " + plan.units[KVRT_V].text +
                                             " has no fused kernel; set accept_two_pass in the limits to run it in two passes");
     }
     path = layer->cuda.path == KVRT_PATH_FUSED ? "fused" : layer->cuda.path == KVRT_PATH_TWO_PASS ? "two_pass" : "missing";
   }
-  layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + (decode_path_.name ? std::string(" ") + decode_path_.name : "") + ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text +
-                       ", decode " + path;
+  layer->description = "layer " + std::to_string(plan.index) + ": " + backend_name(backend_) + (decode_path_.name ? std::string(" ") + decode_path_.name : "") +
+                       ", K " + plan.units[KVRT_K].text + ", V " + plan.units[KVRT_V].text + ", decode " + path;
   if (backend_ == KVRT_BACKEND_CUDA) {
-    worker_bytes_ = std::max({worker_bytes_, append_device_bytes(*layer, limits_), decode_device_bytes(*layer, limits_, n_processors_), gather_device_bytes(*layer, limits_),
-                              verify_device_bytes(*layer, limits_)});
+    worker_bytes_ = std::max({worker_bytes_, append_device_bytes(*layer, limits_), decode_device_bytes(*layer, limits_, n_processors_),
+                              gather_device_bytes(*layer, limits_), verify_device_bytes(*layer, limits_)});
     return {};
   }
   worker_bytes_ = std::max({worker_bytes_, reference_workspace_bytes(*layer), backend_ == KVRT_BACKEND_CPU ? decode_worker_bytes(*layer) : 0});

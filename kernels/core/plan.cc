@@ -57,10 +57,11 @@ Status copy_constants(const std::string& where, const kvrt_unit_view& view, cons
     const float* values;
     std::vector<float>* out;
   };
-  for (const Floats& f : {Floats{"mean", view.mean, &unit->mean}, Floats{"smooth", view.smooth, &unit->smooth}, Floats{"clip_lo", view.clip_lo, &unit->clip_lo},
-                          Floats{"clip_hi", view.clip_hi, &unit->clip_hi}, Floats{"clip_alpha", view.clip_alpha, &unit->clip_alpha}, Floats{"codebook", view.codebook, &unit->codebook},
-                          Floats{"basis_mean", view.basis_mean, &unit->basis_mean}, Floats{"basis_in", view.basis_in, &unit->basis_in}, Floats{"basis", view.basis, &unit->basis},
-                          Floats{"ef_u", view.ef_u, &unit->ef_u}}) {
+  for (const Floats& f :
+       {Floats{"mean", view.mean, &unit->mean}, Floats{"smooth", view.smooth, &unit->smooth}, Floats{"clip_lo", view.clip_lo, &unit->clip_lo},
+        Floats{"clip_hi", view.clip_hi, &unit->clip_hi}, Floats{"clip_alpha", view.clip_alpha, &unit->clip_alpha},
+        Floats{"codebook", view.codebook, &unit->codebook}, Floats{"basis_mean", view.basis_mean, &unit->basis_mean},
+        Floats{"basis_in", view.basis_in, &unit->basis_in}, Floats{"basis", view.basis, &unit->basis}, Floats{"ef_u", view.ef_u, &unit->ef_u}}) {
     if (Status status = copy_constant(where, f.name, f.values, find(f.name), f.out); !status.ok()) return status;
   }
   if (Status status = copy_constant(where, "ef_order", view.ef_order, find("ef_order"), &unit->ef_order); !status.ok()) return status;
@@ -87,7 +88,8 @@ Status read_unit(const kvrt_unit_view& view, CacheSide side, LayerPlan* layer) {
     return bad_plan(where, "chan_perm is \"" + unit.chan_perm + "\", expected natural" +
                                (is_key ? " or spread<N> with N a multiple of 4 that divides head_dim " + std::to_string(width) : ""));
   }
-  if (unit.spread != 0 && unit.scheme.lowrank) return bad_plan(where, "chan_perm is \"" + unit.chan_perm + "\", expected natural: coefficients of a basis have no channels");
+  if (unit.spread != 0 && unit.scheme.lowrank)
+    return bad_plan(where, "chan_perm is \"" + unit.chan_perm + "\", expected natural: coefficients of a basis have no channels");
   if (view.block_order) unit.block_order = view.block_order;
   const bool has_order = is_key && is_llamacpp_block(unit.scheme.format);
   if (!unit.block_order.empty() && (!has_order || (unit.block_order != "adjacent" && unit.block_order != "half_split"))) {

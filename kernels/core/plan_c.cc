@@ -109,7 +109,8 @@ Status check_units(const Plan& plan, const kvrt_device& device, kvrt_unit_report
       const kvrt_path offered = backend == KVRT_BACKEND_CUDA ? cuda.path : KVRT_PATH_FUSED;
       const kvrt_unit_report r = {layer.index, side, layer.units[side].text.c_str(), reason.empty() ? offered : KVRT_PATH_MISSING, backend,
                                   reason.c_str(), nearest.c_str()};
-      if (!reason.empty() && first.ok()) first = Status(Code::kUnsupported, unit_name(layer, cache_side) + ": " + reason + (nearest.empty() ? "" : "; nearest: " + nearest));
+      if (!reason.empty() && first.ok())
+        first = Status(Code::kUnsupported, unit_name(layer, cache_side) + ": " + reason + (nearest.empty() ? "" : "; nearest: " + nearest));
       if (report_unit) report_unit(user, &r);
     }
   }

@@ -267,7 +267,8 @@ void PlanReader::read_unit(const Node& node, CacheSide side, const kvrt_layer_vi
     fail(Code::kFormat, "layer " + std::to_string(layer.index) + (is_key ? " K " : " V ") + in_quotes(storage->scheme) + ": " + text);
   }
   if (node.at("bits").count() != code_bits(scheme.format)) bad(node.at("bits").where, std::to_string(code_bits(scheme.format)) + ", as the scheme says");
-  if (is_key && node.at("frame").text() != (scheme.pre ? "pre" : "post")) bad(node.at("frame").where, std::string(scheme.pre ? "pre" : "post") + ", as the scheme says");
+  if (is_key && node.at("frame").text() != (scheme.pre ? "pre" : "post"))
+    bad(node.at("frame").where, std::string(scheme.pre ? "pre" : "post") + ", as the scheme says");
   const HadamardOrder order = !scheme.had ? HadamardOrder{} : is_llamacpp_block(scheme.format) ? llamacpp_hadamard_order(layer.head_dim, is_key)
                                                                                                : hadamard_order(layer.head_dim);
   const Node rotation = node.at("rotation");

@@ -287,8 +287,10 @@ bool needs_calibration(const Scheme& s) noexcept {
 
 std::string other_encoding(std::string_view text) {
   const std::string format(text.substr(0, text.find('.')));
-  if (format == "fp8e4m3fnuz") return "'" + format + "' (largest value 240) is another encoding than fp8e4m3 (largest value 448), which this build stores; neither reads as the other";
-  if (format == "fp8e5m2fnuz") return "'" + format + "' (exponent bias 16) is another encoding than fp8e5m2 (exponent bias 15), which this build stores; neither reads as the other";
+  if (format == "fp8e4m3fnuz")
+    return "'" + format + "' (largest value 240) is another encoding than fp8e4m3 (largest value 448), which this build stores; neither reads as the other";
+  if (format == "fp8e5m2fnuz")
+    return "'" + format + "' (exponent bias 16) is another encoding than fp8e5m2 (exponent bias 15), which this build stores; neither reads as the other";
   return "";
 }
 
@@ -381,7 +383,8 @@ std::string check_shape(const Scheme& s, int head_dim, bool is_key) {
 
 std::string check_implemented(const Scheme& s) {
   if (s.lowrank > 0) {
-    return "modifier 'lowrank" + std::to_string(s.lowrank) + "' is not offered by this build, which can only score it; a cache takes pre center smooth had clip out<p> pair ef";
+    return "modifier 'lowrank" + std::to_string(s.lowrank) +
+           "' is not offered by this build, which can only score it; a cache takes pre center smooth had clip out<p> pair ef";
   }
   return "";
 }

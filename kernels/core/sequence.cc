@@ -16,7 +16,8 @@ Status check_sequence(const Context& context, const kvrt_batch& batch, std::int6
   if (before < 0) return Status(Code::kArgument, seq_name(seq) + ": seq_len is " + std::to_string(before));
   const std::int64_t limit = context.limits().max_length;
   if (before > limit || end - begin > limit - before) {
-    return Status(Code::kCapacity, seq_name(seq) + ": " + std::to_string(before) + " + " + std::to_string(end - begin) + " tokens, max_length is " + std::to_string(limit));
+    return Status(Code::kCapacity,
+                  seq_name(seq) + ": " + std::to_string(before) + " + " + std::to_string(end - begin) + " tokens, max_length is " + std::to_string(limit));
   }
   if (end > begin && !batch.positions) return Status(Code::kArgument, "positions is null");
   const std::int64_t first = end > begin ? batch.positions[begin] : -1;
@@ -110,7 +111,8 @@ Status check_pool(const UnitContext& unit, const kvrt_pool& pool, const BlockLay
   std::int64_t total = 0;
   if (!pool.base) return Status(Code::kArgument, unit.name + ": the " + name + " pool is null");
   if (stride < page.page) {
-    return Status(Code::kCapacity, unit.name + ": page_stride " + std::to_string(stride) + " of the " + name + " pool, expected at least " + std::to_string(page.page));
+    return Status(Code::kCapacity,
+                  unit.name + ": page_stride " + std::to_string(stride) + " of the " + name + " pool, expected at least " + std::to_string(page.page));
   }
   if (pool.n_pages < 0 || __builtin_mul_overflow(pool.n_pages, stride, &total)) {
     return Status(Code::kArgument, unit.name + ": n_pages " + std::to_string(pool.n_pages) + " of the " + name + " pool is out of range");

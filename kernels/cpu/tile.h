@@ -43,11 +43,13 @@ KVRT_INLINE I load_halves(const std::uint8_t* p) { return reinterpret_cast<I>(vm
 #else
 KVRT_INLINE I load_bytes(const std::uint8_t* p) {
   const std::uint32_t w = read_as<std::uint32_t>(p);
-  return I{static_cast<std::int32_t>(w & 0xFF), static_cast<std::int32_t>(w >> 8 & 0xFF), static_cast<std::int32_t>(w >> 16 & 0xFF), static_cast<std::int32_t>(w >> 24)};
+  return I{static_cast<std::int32_t>(w & 0xFF), static_cast<std::int32_t>(w >> 8 & 0xFF), static_cast<std::int32_t>(w >> 16 & 0xFF),
+           static_cast<std::int32_t>(w >> 24)};
 }
 KVRT_INLINE I load_halves(const std::uint8_t* p) {
   const std::uint64_t w = read_as<std::uint64_t>(p);
-  return I{static_cast<std::int32_t>(w & 0xFFFF), static_cast<std::int32_t>(w >> 16 & 0xFFFF), static_cast<std::int32_t>(w >> 32 & 0xFFFF), static_cast<std::int32_t>(w >> 48)};
+  return I{static_cast<std::int32_t>(w & 0xFFFF), static_cast<std::int32_t>(w >> 16 & 0xFFFF), static_cast<std::int32_t>(w >> 32 & 0xFFFF),
+           static_cast<std::int32_t>(w >> 48)};
 }
 #endif
 KVRT_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }

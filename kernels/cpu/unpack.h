@@ -172,7 +172,8 @@ KVRT_INLINE void unpack_columns_of(const TileRef& tile, const TileParams& p, flo
     for (int v = 0; v < kV; ++v, target += kLanes) {
       const I code = code_of(v);
       if constexpr (kKind == ParamKind::kChannel) store(target, Scaled::value(scaled, code));
-      else if constexpr (kKind == ParamKind::kToken) store(target, base_value<kBase, kBits>(p.book, code) * load<F>(p.scale + group + v * kLanes) + load<F>(p.lo + group + v * kLanes));
+      else if constexpr (kKind == ParamKind::kToken)
+        store(target, base_value<kBase, kBits>(p.book, code) * load<F>(p.scale + group + v * kLanes) + load<F>(p.lo + group + v * kLanes));
       else store(target, base_value<kBase, kBits>(p.book, code));
     }
   };

@@ -41,7 +41,8 @@ Status copy_pages(const Call& call, kvrt_segment segment, const kvrt_pools* pool
   const kvrt_pool* const both = segment == KVRT_BASE ? pools->base : pools->exact;
   for (int side = 0; side < KVRT_SIDES; ++side) {
     const UnitContext& unit = call.layer->units[side];
-    if (Status status = check_pool(unit, both[side], segment == KVRT_BASE ? unit.base_page : unit.exact_page, segment == KVRT_BASE ? "base" : "exact"); !status.ok()) {
+    if (Status status = check_pool(unit, both[side], segment == KVRT_BASE ? unit.base_page : unit.exact_page, segment == KVRT_BASE ? "base" : "exact");
+        !status.ok()) {
       return status;
     }
   }
@@ -49,7 +50,8 @@ Status copy_pages(const Call& call, kvrt_segment segment, const kvrt_pools* pool
   for (std::int64_t i = 0; i < n; ++i) {
     for (const std::int64_t id : {from[i], to[i]}) {
       if (id < 0 || id >= limit) {
-        return Status(Code::kArgument, where + ": copy " + std::to_string(i) + " names page " + std::to_string(id) + ", the pool has " + std::to_string(limit) + " pages");
+        return Status(Code::kArgument,
+                      where + ": copy " + std::to_string(i) + " names page " + std::to_string(id) + ", the pool has " + std::to_string(limit) + " pages");
       }
     }
   }

@@ -70,7 +70,8 @@ KVRT_KERNEL(kThreads, 4) combine_kernel(const CombineArgs args) {
     if (cuda::warp_index() == 0) cuda::hadamard_rotate(frame->had, frame->paley_transposed, frame->had_scale, shared.base, dim, shared.spare);
     cuda::block_barrier();
   }
-  auto* const out = static_cast<std::uint8_t*>(args.out.data) + row_offset(args.out.dtype, args.out.row_stride, args.out.head_stride, n_q_heads, dim, out_row, q_head);
+  auto* const out =
+      static_cast<std::uint8_t*>(args.out.data) + row_offset(args.out.dtype, args.out.row_stride, args.out.head_stride, n_q_heads, dim, out_row, q_head);
   for (int d = cuda::thread_index(); d < dim; d += kThreads) {
     const float o = merge_channel(args, begin, end, head, d, top, turns, false) + (turns ? shared.base[d] : 0.0f);
     store_value(args.out.dtype, out, d, sum > 0 ? o / sum : 0.0f);

@@ -22,7 +22,8 @@ Status check_attn(const Call& call, const kvrt_batch& batch, const kvrt_attn& at
   if (attn.sliding_window != 0) return Status(Code::kUnsupported, where + ": sliding_window is not offered by this build");
   for (int s = 0; s < batch.n_seqs; ++s) {
     if (const std::int64_t n = sequence_of(batch, s).n_rows; n > 1) {
-      return Status(Code::kUnsupported, where + " sequence " + std::to_string(s) + ": " + std::to_string(n) + " query tokens in one step are not offered by this build");
+      return Status(Code::kUnsupported,
+                    where + " sequence " + std::to_string(s) + ": " + std::to_string(n) + " query tokens in one step are not offered by this build");
     }
   }
   return {};

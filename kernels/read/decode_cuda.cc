@@ -77,8 +77,9 @@ Launch find_score(const DecodeUnit& unit) {
 }
 
 Status no_instance(const DecodeUnit& unit, const char* path) {
-  return Status(Code::kUnsupported, std::string(path) + " decode on cuda has no instance for K " + family_name(unit.k) + (unit.pairs != KeyPairs::kNone ? " pre" : "") + " with V " +
-                                        family_name(unit.v) + ", head_dim " + std::to_string(unit.head_dim));
+  return Status(Code::kUnsupported, std::string(path) + " decode on cuda has no instance for K " + family_name(unit.k) +
+                                        (unit.pairs != KeyPairs::kNone ? " pre" : "") + " with V " + family_name(unit.v) + ", head_dim " +
+                                        std::to_string(unit.head_dim));
 }
 
 }  // namespace

@@ -129,7 +129,8 @@ bool choose_decode_path(const DecodeUnit& unit, DecodePath* path, std::string* e
   const bool has_scores = has_score(unit);
   if (has_scores && has_pass(kPv, unit.v, unit.head_dim, unit.v_general)) return *path = DecodePath::kTwoPass, true;
   if (unit.pairs != KeyPairs::kNone && !has_scores) {
-    return refuse(std::string("keys before RoPE of family ") + family_name(unit.k) + ", head_dim " + std::to_string(unit.head_dim) + ", have no kernel for this order of pairs in this build");
+    return refuse(std::string("keys before RoPE of family ") + family_name(unit.k) + ", head_dim " + std::to_string(unit.head_dim) +
+                  ", have no kernel for this order of pairs in this build");
   }
   const bool is_built_elsewhere = unit.head_dim <= kMaxDecodeDim && unit.head_dim % 2 == 0;
   const bool has_width = has_pass(kPv, DecodeFamily::kB16, unit.head_dim, false);  // then it is the groups

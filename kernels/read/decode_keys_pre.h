@@ -114,7 +114,8 @@ struct PreKeys {
     for (int e = thread; e < args.rope_offsets * (D / 8); e += kDecodeThreads) fill_table(*args.rope, e);
     for (int e = thread; e < D / 4; e += kDecodeThreads) {
       float m[2][2] = {{0, 0}, {0, 0}};
-      for (int i = 0; segment.k.mean != nullptr && i < 4; ++i) m[i / 2][i % 2] = value_factor<Codes>() * cuda::load(segment.k.mean + stored(e % 4, e / 4, i / 2, i % 2));
+      for (int i = 0; segment.k.mean != nullptr && i < 4; ++i)
+        m[i / 2][i % 2] = value_factor<Codes>() * cuda::load(segment.k.mean + stored(e % 4, e / 4, i / 2, i % 2));
       shared.means[e] = {cuda::pack_f16(m[0][0], m[0][1]), cuda::pack_f16(m[1][0], m[1][1])};
     }
     if (thread < kDecodeWarps) shared.block[thread] = nullptr, shared.group[thread] = -1;

@@ -299,8 +299,10 @@ KVRT_INLINE void prefetch_tile(const PageCodec& c, const std::uint8_t* block, in
   };
   lines(block + slot * c.row_bytes, kTile * c.row_bytes);
   if (c.bits == 3) lines(block + c.plane_b + slot * (c.row_bytes / 2), kTile * c.row_bytes / 2);
-  if (c.granularity == Granularity::kToken) lines(block + c.params + 4 * static_cast<std::int64_t>(slot) * (c.head_dim / c.group), 4 * kTile * (c.head_dim / c.group));
-  if (c.granularity == Granularity::kChannel && slot % c.group == 0) lines(block + c.params + 4 * static_cast<std::int64_t>(slot / c.group) * c.head_dim, 4 * c.head_dim);
+  if (c.granularity == Granularity::kToken)
+    lines(block + c.params + 4 * static_cast<std::int64_t>(slot) * (c.head_dim / c.group), 4 * kTile * (c.head_dim / c.group));
+  if (c.granularity == Granularity::kChannel && slot % c.group == 0)
+    lines(block + c.params + 4 * static_cast<std::int64_t>(slot / c.group) * c.head_dim, 4 * c.head_dim);
 }
 
 /// Blocks and slot of the tile after the present one.

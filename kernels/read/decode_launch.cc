@@ -57,7 +57,8 @@ std::int64_t decode_device_bytes(const LayerContext& layer, const kvrt_limits& l
   Sequence longest;
   longest.n_rows = 1, longest.before = limits.max_length - 1;
   const std::int64_t most = n_rows * sequence_bytes(layer.tiers(), longest, layer.units[KVRT_K].base_page.page_tokens, bytes);
-  take_arrays(layer, n_rows, kChunksAProcessor * n_processors + KVRT_SALIENT * n_rows, longest_chunk(bytes, chunk_bytes(most, kChunksAProcessor * n_processors)), &room);
+  take_arrays(layer, n_rows, kChunksAProcessor * n_processors + KVRT_SALIENT * n_rows,
+              longest_chunk(bytes, chunk_bytes(most, kChunksAProcessor * n_processors)), &room);
   return room.used();
 }
 

@@ -8,7 +8,8 @@ namespace {
 
 Status gather(const Call& call, const kvrt_batch& batch, const kvrt_gather_args* args, const kvrt_pools& pools, void* stream) {
   if (!args) return Status(Code::kArgument, "args is null");
-  if (args->seq < 0 || args->seq >= batch.n_seqs) return Status(Code::kArgument, "seq " + std::to_string(args->seq) + " is not in a batch of " + std::to_string(batch.n_seqs));
+  if (args->seq < 0 || args->seq >= batch.n_seqs)
+    return Status(Code::kArgument, "seq " + std::to_string(args->seq) + " is not in a batch of " + std::to_string(batch.n_seqs));
   if (args->side != KVRT_K && args->side != KVRT_V) return Status(Code::kArgument, "side is unknown");
   const UnitContext& unit = call.layer->units[args->side];
   if (args->frame != KVRT_POST_ROPE && args->frame != KVRT_AS_STORED) return Status(Code::kArgument, unit.name + ": frame must be POST_ROPE or AS_STORED");

@@ -43,9 +43,11 @@ KVRT_DEVICE void plan_row(const PrepareArgs& args, std::int64_t row) {
       out.pages = place.pages, out.n_tokens = place.n_tokens, out.first_slot = place.first_slot, out.n_slots = place.n_slots;
       out.first_position = place.first_position, out.pre = layer.units[KVRT_K].pre;
     }
-    const std::int64_t n_tiles = tiles_of(place.first_slot, place.n_tokens, place.n_slots), n = chunks_of(n_tiles, unit_bytes(args.unit_bytes, segment), args.chunk_bytes);
+    const std::int64_t n_tiles = tiles_of(place.first_slot, place.n_tokens, place.n_slots),
+                       n = chunks_of(n_tiles, unit_bytes(args.unit_bytes, segment), args.chunk_bytes);
     for (std::int64_t i = lane; i < n; i += cuda::kWarp) {
-      args.chunks[chunk + i] = {index, static_cast<std::int32_t>(row * kQueryFrames + (is_base ? 1 : 0)), chunk_begin(n_tiles, n, i), chunk_begin(n_tiles, n, i + 1)};
+      args.chunks[chunk + i] = {index, static_cast<std::int32_t>(row * kQueryFrames + (is_base ? 1 : 0)), chunk_begin(n_tiles, n, i),
+                                chunk_begin(n_tiles, n, i + 1)};
     }
     chunk += n;
   }
@@ -59,8 +61,8 @@ KVRT_DEVICE void rotate_query(const PrepareArgs& args, std::int64_t i, WarpRows&
   const int head = static_cast<int>(row % args.n_heads);
   const Sequence& s = args.sequences[row / args.n_heads].sequence;
   if (s.n_rows == 0) return;
-  const auto* const from = static_cast<const std::uint8_t*>(args.q.data) +
-                           row_offset(args.q.dtype, args.q.row_stride, args.q.head_stride, n_q_heads, width, s.first_row, static_cast<std::int64_t>(head) * args.group + g);
+  const auto* const from = static_cast<const std::uint8_t*>(args.q.data) + row_offset(args.q.dtype, args.q.row_stride, args.q.head_stride, n_q_heads, width,
+                                                                                      s.first_row, static_cast<std::int64_t>(head) * args.group + g);
   for (int d = lane; d < width; d += cuda::kWarp) rows.x[d] = load_value(args.q.dtype, from, d);
   cuda::warp_barrier();
   if (args.rotates) {

@@ -67,7 +67,9 @@ static void find_codes(Run* run) {
       });
     case Format::kNuq4: case Format::kNuq3: case Format::kNuq2: return affine_or_static(run, 2.0f, CodebookCodes{&job.codebook});
     case Format::kSint8: case Format::kSint4: return symmetric(run, SymmetricCodes{{m}});
-    case Format::kFp8E4m3: case Format::kFp8E5m2: return run->grids.lo ? fp8_static(run, FloatCodes{job.scheme.format}) : fp8_token(run, FloatCodes{job.scheme.format});
+    case Format::kFp8E4m3:
+    case Format::kFp8E5m2:
+      return run->grids.lo ? fp8_static(run, FloatCodes{job.scheme.format}) : fp8_token(run, FloatCodes{job.scheme.format});
     default:
       return job.scheme.granularity == Granularity::kChannel ? int_channel(run, AffineCodes{{qmax}}) : affine_or_static(run, qmax, AffineCodes{{qmax}});
   }

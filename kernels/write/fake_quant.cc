@@ -107,7 +107,8 @@ Status check_groups(const FakeQuantArgs& a) {
   const Scheme& s = a.scheme;
   if (s.clip && has_groups(s)) {
     if (!a.clip_alpha) return bad_argument(s, "clip_alpha is missing; expected 1 number");
-    if (!(*a.clip_alpha > 0 && *a.clip_alpha <= 1)) return bad_argument(s, "clip_alpha is " + std::to_string(*a.clip_alpha) + ", expected more than 0 and at most 1");
+    if (!(*a.clip_alpha > 0 && *a.clip_alpha <= 1))
+      return bad_argument(s, "clip_alpha is " + std::to_string(*a.clip_alpha) + ", expected more than 0 and at most 1");
   }
   if (!s.pair) return {};
   if (a.rotary_dim < 2 || a.rotary_dim % 2 != 0 || a.rotary_dim > a.head_dim) {
@@ -199,7 +200,8 @@ Status make_fake_quant_job(const FakeQuantArgs& a, FakeQuantJob* job) {
     return bad_argument(s, "n_tokens " + std::to_string(a.n_tokens) + " is not a multiple of the channel group " + std::to_string(s.group) +
                                "; a partial group is never quantised");
   }
-  if (a.page_tokens != 32 && a.page_tokens != 64 && a.page_tokens != 128) return bad_argument(s, "page_tokens is " + std::to_string(a.page_tokens) + ", expected 32, 64 or 128");
+  if (a.page_tokens != 32 && a.page_tokens != 64 && a.page_tokens != 128)
+    return bad_argument(s, "page_tokens is " + std::to_string(a.page_tokens) + ", expected 32, 64 or 128");
   if (Status status = check_constants(a); !status.ok()) return status;
 
   job->scheme = s;

@@ -101,7 +101,8 @@ class Reader {
   plan::UnitPlan read_unit(const JsonValue& v, Side side, const LayerGeometry& layer);
   void read_params(const JsonValue& v, Side side, const LayerGeometry& layer, plan::UnitPlan& unit);
   /// The array that {tensor, shape} names, which must be these. `owner`: whose shape it is, for messages.
-  std::vector<float> read_array(const JsonValue& reference, const std::string& expected_name, const std::vector<std::int64_t>& shape, bool integer, const std::string& owner);
+  std::vector<float> read_array(const JsonValue& reference, const std::string& expected_name, const std::vector<std::int64_t>& shape, bool integer,
+                                const std::string& owner);
   void read_tiers();
   void read_saliency(const JsonValue& v, const LayerGeometry& geometry, plan::LayerPlan& layer);
 
@@ -130,7 +131,8 @@ void Reader::expect(const JsonValue& object, const char* key, const nlohmann::or
     fail(ErrorKind::kFormat, where_, "{} ({})", difference, reason);
 }
 
-std::vector<float> Reader::read_array(const JsonValue& reference, const std::string& expected_name, const std::vector<std::int64_t>& shape, bool integer, const std::string& owner) {
+std::vector<float> Reader::read_array(const JsonValue& reference, const std::string& expected_name, const std::vector<std::int64_t>& shape, bool integer,
+                                      const std::string& owner) {
   const JsonValue written = reference.at("shape");
   const std::string name = reference.at("tensor").string();
   if (name != expected_name) fail(ErrorKind::kFormat, where_, "{}/tensor is \"{}\", expected \"{}\"", reference.path(), to_valid_utf8(name), expected_name);
@@ -168,7 +170,8 @@ void Reader::read_params(const JsonValue& v, Side side, const LayerGeometry& lay
     const JsonValue written = v.at("scale");
     const double x = positive(written), fnuz = unit.scheme.format == kvrt::Format::kFp8E4m3 ? scale * (448.0 / 240.0) : 0.0;
     if (fnuz > 0 && std::fabs(x - fnuz) <= 1e-6 * fnuz)
-      fail(ErrorKind::kMismatch, where_, "{} is {}, made for fp8e4m3fnuz (largest value 240), but the scheme is {} (largest value 448, scale {})", written.path(), x, text, scale);
+      fail(ErrorKind::kMismatch, where_, "{} is {}, made for fp8e4m3fnuz (largest value 240), but the scheme is {} (largest value 448, scale {})",
+           written.path(), x, text, scale);
     if (std::fabs(x - scale) > 1e-6 * scale)
       written.wrong(fmt::format("{} (clip_hi over the largest value of {})", scale, text));
   } else if (v.has("scale")) {
@@ -264,7 +267,8 @@ void Reader::read_layers() {
     placed.push_back({i, slot});
   }
   for (std::size_t l = 0; l < model.size(); ++l)
-    if (!seen[l]) fail(ErrorKind::kFormat, where_, "/layers has no entry for layer {} of the model ({} of {} are there)", model[l].index, layers.size(), model.size());
+    if (!seen[l])
+      fail(ErrorKind::kFormat, where_, "/layers has no entry for layer {} of the model ({} of {} are there)", model[l].index, layers.size(), model.size());
 
   plan_.layers.resize(model.size());
   for (const Placed& p : placed) {
@@ -281,7 +285,9 @@ void Reader::read_layers() {
     keep_unknown(v.path() + "/k", {"scheme", "bits", "group", "frame", "rotation", "chan_perm", "block_order", "params", "why"}, kept + "/k");
     keep_unknown(v.path() + "/v", {"scheme", "bits", "group", "rotation", "chan_perm", "params", "why"}, kept + "/v");
     for (const char* side : {"/k", "/v"})
-      keep_unknown(v.path() + side + "/params", {"mean", "smooth", "clip_lo", "clip_hi", "clip_alpha", "codebook", "basis_mean", "basis_in", "basis", "ef_u", "ef_order", "scale"}, kept + side + "/params");
+      keep_unknown(v.path() + side + "/params",
+                   {"mean", "smooth", "clip_lo", "clip_hi", "clip_alpha", "codebook", "basis_mean", "basis_in", "basis", "ef_u", "ef_order", "scale"},
+                   kept + side + "/params");
   }
 }
 
@@ -314,8 +320,8 @@ void Reader::read_request() {
     for (std::size_t i = 0; i < skipped.size(); ++i) r.restrictions.skip_layers.push_back(small(skipped.element(i)));
     keep_unknown(x.path(), {"k", "v", "same_kv", "one_pair", "skip_layers", "arch"});
   }
-  keep_unknown("/request", {"budget", "uniform", "target", "profile", "context_tokens", "batch", "budget_bytes", "max_kl", "metric", "candidates", "window_per_layer",
-                            "imported", "restrictions"});
+  keep_unknown("/request", {"budget", "uniform", "target", "profile", "context_tokens", "batch", "budget_bytes", "max_kl", "metric", "candidates",
+                            "window_per_layer", "imported", "restrictions"});
 }
 
 void Reader::read_summary() {
@@ -340,7 +346,8 @@ void Reader::read_summary() {
     }
     if (p.has("isolated")) {
       const JsonValue i = p.at("isolated");
-      s.predicted->isolated = plan::IsolatedUse{static_cast<std::size_t>(count(i.at("units"))), positive(i.at("above")), positive(i.at("slope_k")), positive(i.at("slope_v"))};
+      s.predicted->isolated =
+          plan::IsolatedUse{static_cast<std::size_t>(count(i.at("units"))), positive(i.at("above")), positive(i.at("slope_k")), positive(i.at("slope_v"))};
       keep_unknown("/summary/predicted/isolated", {"units", "above", "slope_k", "slope_v"});
     }
     keep_unknown("/summary/predicted", {"metric", "score", "se", "in_nats", "kl", "ppl_ratio", "unfitted", "joint", "isolated"});
@@ -352,7 +359,8 @@ void Reader::read_summary() {
     keep_unknown("/summary/measured", {"kl", "kl_se", "ppl_ratio", "ppl_ratio_se", "documents", "tokens", "seq_len", "documents_sha256"});
   }
   if (v.has("valid_to_position")) s.valid_to_position = count(v.at("valid_to_position"));
-  keep_unknown("/summary", {"effective_bits", "bytes", "elements", "bytes_per_token", "compression", "constants_bytes", "gap", "proven", "predicted", "measured", "valid_to_position"});
+  keep_unknown("/summary", {"effective_bits", "bytes", "elements", "bytes_per_token", "compression", "constants_bytes", "gap", "proven", "predicted",
+                            "measured", "valid_to_position"});
 }
 
 void Reader::read_lists() {
@@ -369,7 +377,8 @@ void Reader::read_lists() {
     plan_.baselines.push_back({b.at("name").string(), b.at("description").string(), b.at("feasible").boolean(), count(b.at("bytes")),
                                b.at("effective_bits").number(), b.at("score").number(), uniform ? b.at("pair").string() : "",
                                uniform ? count(b.at("window_tokens")) : 0, {}, {}});
-    if (b.has("measured_kl")) plan_.baselines.back().measured_kld = b.at("measured_kl").number(), plan_.baselines.back().measured_se = b.at("measured_kl_se").number();
+    if (b.has("measured_kl"))
+      plan_.baselines.back().measured_kld = b.at("measured_kl").number(), plan_.baselines.back().measured_se = b.at("measured_kl_se").number();
     keep_unknown(b.path(), {"name", "description", "feasible", "effective_bits", "bytes", "score", "pair", "window_tokens", "measured_kl", "measured_kl_se"});
   }
   if (root().has("decision")) plan_.decision = read_reasons(root().at("decision"));
@@ -399,10 +408,11 @@ plan::Plan Reader::read() {
     if (plan_.model.layers[l].index <= plan_.model.layers[l - 1].index)
       root().at("model").at("layers").element(l).at("index").wrong("ascending layer numbers");
   plan_.provenance = io::provenance_from_json(root().at("provenance"));
-  keep_unknown("/model", {"architecture", "name", "n_layers", "hidden_size", "vocab_size", "max_positions", "weights_sha256", "fast_identity", "tokenizer_sha256", "layers"});
+  keep_unknown("/model", {"architecture", "name", "n_layers", "hidden_size", "vocab_size", "max_positions", "weights_sha256", "fast_identity",
+                          "tokenizer_sha256", "layers"});
   for (std::size_t l = 0; l < plan_.model.layers.size(); ++l)
-    keep_unknown(fmt::format("/model/layers/{}", l), {"index", "n_q_heads", "n_kv_heads", "head_dim", "rotary_dim", "rope_style", "attention_factor", "softmax_scale",
-                                                      "sliding_window", "k_bias_norm", "llamacpp_adjacent_pairs", "inv_freq"});
+    keep_unknown(fmt::format("/model/layers/{}", l), {"index", "n_q_heads", "n_kv_heads", "head_dim", "rotary_dim", "rope_style", "attention_factor",
+                                                      "softmax_scale", "sliding_window", "k_bias_norm", "llamacpp_adjacent_pairs", "inv_freq"});
   keep_unknown("/provenance", {"tool", "version", "argv", "started_utc", "seconds", "seed", "device", "dtype", "parents"});
   read_request();
   read_summary();
@@ -428,9 +438,11 @@ plan::Plan Reader::read() {
   m.hbm_utilisation_min = monitor.at("hbm_utilisation_min").number();
   if (monitor.has("sm_utilisation_max")) m.sm_utilisation_max = positive(monitor.at("sm_utilisation_max"));
   if (monitor.has("length_limit")) plan_.monitor.length_limit = count(monitor.at("length_limit"));
-  keep_unknown("/monitor", {"kl_max", "ppl_ratio_max", "ttft_ratio_max", "itl_ratio_max", "hit_rate_min", "hbm_utilisation_min", "sm_utilisation_max", "length_limit"});
+  keep_unknown("/monitor",
+               {"kl_max", "ppl_ratio_max", "ttft_ratio_max", "itl_ratio_max", "hit_rate_min", "hbm_utilisation_min", "sm_utilisation_max", "length_limit"});
 
-  keep_unknown("", {"schema", "model", "provenance", "request", "summary", "frontier", "baselines", "decision", "tiers", "layers", "runtime", "monitor", "fallback", "tensors"});
+  keep_unknown("", {"schema", "model", "provenance", "request", "summary", "frontier", "baselines", "decision", "tiers", "layers", "runtime", "monitor",
+                    "fallback", "tensors"});
   plan::Accounting accounting;
   accounting.context_tokens = plan_.request.context_tokens;
   accounting.batch = plan_.request.batch;

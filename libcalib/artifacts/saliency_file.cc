@@ -54,7 +54,8 @@ ordered_json fraction_to_json(const sens::SaliencyFraction& from, const sens::Sa
   out["last_layer"] = ordered_json::array();
   for (std::size_t s = sens::kOwnScores; s < sens::kTokenScores; ++s) {
     const sens::LastLayerVerdict v = sens::last_layer_verdict(from, s);
-    out["last_layer"].push_back({{"score", sens::kTokenScoreNames[s]}, {"allowed", v.allowed}, {"worst_layer", result.layers[v.worst_layer].index}, {"worst_hit_rate", v.worst_hit}});
+    out["last_layer"].push_back(
+        {{"score", sens::kTokenScoreNames[s]}, {"allowed", v.allowed}, {"worst_layer", result.layers[v.worst_layer].index}, {"worst_hit_rate", v.worst_hit}});
   }
   out["e_out_base"] = from.e_out_base, out["e_out_salient"] = from.e_out_salient;
   out["e_mass_base"] = from.e_mass_base, out["e_mass_salient"] = from.e_mass_salient;
@@ -73,7 +74,8 @@ std::string saliency_to_json(const sens::SaliencyResult& result) {
   out["same_text_as_calibration"] = result.same_text_as_calibration;
   out["layers"] = ordered_json::array();
   for (const sens::SaliencyLayerFacts& f : result.layers)
-    out["layers"].push_back({{"index", f.index}, {"normalised_entropy", f.normalised_entropy}, {"query_shift", f.query_shift}, {"n_statistics_rows", f.n_statistics_rows}});
+    out["layers"].push_back(
+        {{"index", f.index}, {"normalised_entropy", f.normalised_entropy}, {"query_shift", f.query_shift}, {"n_statistics_rows", f.n_statistics_rows}});
   out["fractions"] = ordered_json::array();
   for (const sens::SaliencyFraction& f : result.fractions) out["fractions"].push_back(fraction_to_json(f, result));
   out["warnings"] = result.warnings;

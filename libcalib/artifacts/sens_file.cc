@@ -101,7 +101,8 @@ void write_isolated(H5Writer& file, const std::string& path, const SensResult& r
   const sens::IsolatedRuns& runs = *result.isolated;
   const std::size_t n_cells = result.units.size() * result.schemes.size() * result.windows.size();
   if (runs.mean.size() != n_cells || runs.se.size() != n_cells || runs.taken_up.size() != result.units.size())
-    fail(ErrorKind::kInternal, path, "/isolated has {} means, {} errors and {} units, expected {} and {}", runs.mean.size(), runs.se.size(), runs.taken_up.size(), n_cells, result.units.size());
+    fail(ErrorKind::kInternal, path, "/isolated has {} means, {} errors and {} units, expected {} and {}", runs.mean.size(), runs.se.size(),
+         runs.taken_up.size(), n_cells, result.units.size());
   file.group("/isolated");
   file.attribute("/isolated", "metric", runs.metric);
   file.attribute("/isolated", "above", runs.above);
@@ -138,8 +139,10 @@ void check_isolated(const H5Reader& file, const SensResult& sens, const sens::Is
         const bool measured = runs.measured(i);
         n_measured += measured;
         if (measured && !sens.valid[u * n_schemes + s]) file.wrong("/isolated/mean", fmt::format("{} {} is measured and not valid", unit, sens.schemes[s]));
-        if (measured && !(std::isfinite(runs.mean[i]) && runs.mean[i] >= 0)) file.wrong("/isolated/mean", fmt::format("{} {} is {}, expected at least 0", unit, sens.schemes[s], runs.mean[i]));
-        if (measured != (std::isfinite(runs.se[i]) && runs.se[i] >= 0)) file.wrong("/isolated/se", fmt::format("{} {} is {} beside a mean of {}", unit, sens.schemes[s], runs.se[i], runs.mean[i]));
+        if (measured && !(std::isfinite(runs.mean[i]) && runs.mean[i] >= 0))
+          file.wrong("/isolated/mean", fmt::format("{} {} is {}, expected at least 0", unit, sens.schemes[s], runs.mean[i]));
+        if (measured != (std::isfinite(runs.se[i]) && runs.se[i] >= 0))
+          file.wrong("/isolated/se", fmt::format("{} {} is {} beside a mean of {}", unit, sens.schemes[s], runs.se[i], runs.mean[i]));
       }
     if (runs.taken_up[u] && n_measured == 0) file.wrong("/isolated/mean", fmt::format("{} is taken up and holds no measurement", unit));
   }
@@ -152,7 +155,8 @@ sens::IsolatedRuns read_isolated(const H5Reader& file, const SensResult& sens) {
   for (const Side side : {Side::kK, Side::kV}) {
     const std::string letter = side == Side::kK ? "_k" : "_v";
     sens::IsolatedRuns::Slope& slope = side == Side::kK ? out.k : out.v;
-    slope = {file.number_attribute("/isolated", "slope" + letter), file.number_attribute("/isolated", "slope_se" + letter), file.integer_attribute("/isolated", "pairs" + letter)};
+    slope = {file.number_attribute("/isolated", "slope" + letter), file.number_attribute("/isolated", "slope_se" + letter),
+             file.integer_attribute("/isolated", "pairs" + letter)};
   }
   out.taken_up = file.read<std::uint8_t>("/isolated/taken_up", {static_cast<std::int64_t>(sens.units.size())});
   out.mean = file.read<double>("/isolated/mean", score_shape(sens, false));

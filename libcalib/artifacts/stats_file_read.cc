@@ -95,7 +95,8 @@ void read_attention(const H5Reader& file, const std::string& group, stats::Atten
     const auto means = finite(file, group + "/" + name, n == 1 ? Shape{q, b} : Shape{q, b, n});
     for (std::size_t cell = 0; cell < n_rows.size(); ++cell)
       for (std::int64_t m = 0; m < n; ++m)
-        sums[cell * AttentionStats::kMeasures + static_cast<std::size_t>(first + m)] = weight[cell] * means[cell * static_cast<std::size_t>(n) + static_cast<std::size_t>(m)];
+        sums[cell * AttentionStats::kMeasures + static_cast<std::size_t>(first + m)] =
+            weight[cell] * means[cell * static_cast<std::size_t>(n) + static_cast<std::size_t>(m)];
   };
   read_means("entropy", AttentionStats::kEntropy, 1);
   read_means("normalised_entropy", AttentionStats::kNormalisedEntropy, 1);
@@ -166,7 +167,8 @@ LayerStats StatsReader::layer(std::size_t i) const {
   // The geometry comes from the file: a shape that the file does not hold must not make the arrays below.
   if (file.shape(group + "/k_pre/count") != Shape{geometry.n_kv_heads, geometry.head_dim} ||
       file.shape(group + "/query_cov") != Shape{geometry.n_q_heads, geometry.head_dim, geometry.head_dim})
-    file.wrong(group, fmt::format("arrays do not have {} query heads, {} KV heads and {} channels as /model says", geometry.n_q_heads, geometry.n_kv_heads, geometry.head_dim));
+    file.wrong(group, fmt::format("arrays do not have {} query heads, {} KV heads and {} channels as /model says", geometry.n_q_heads, geometry.n_kv_heads,
+                                  geometry.head_dim));
   LayerStats layer(geometry, impl_->header.n_sinks);
   read_split(file, group + "/k_pre", layer.k_pre);
   read_split(file, group + "/k_post", layer.k_post);

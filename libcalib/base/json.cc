@@ -58,7 +58,10 @@ class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
     const bool utf8 = std::strstr(e.what(), "UTF-8") != nullptr;
     const bool range = std::strstr(e.what(), "out of range") != nullptr || std::strstr(e.what(), "out_of_range") != nullptr;
-    fail(ErrorKind::kFormat, where_, "not valid JSON at {}{}", place_text(text_, position), utf8 ? ", invalid UTF-8 in a string" : range ? ", number out of range" : "");
+    fail(ErrorKind::kFormat, where_, "not valid JSON at {}{}", place_text(text_, position),
+         utf8    ? ", invalid UTF-8 in a string"
+         : range ? ", number out of range"
+                 : "");
   }
 
  private:

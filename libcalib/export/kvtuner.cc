@@ -41,8 +41,8 @@ class Reader : public YAML::EventHandler {
     for (std::size_t l = 0; l < model_.size(); ++l)
       if (!layers_[l]) missing.push_back(model_[l].index);
     if (!missing.empty())
-      fail(ErrorKind::kMismatch, where_, "layer {} is missing: the file ends at line {} with {} of the model's {}", fmt::join(missing, ", "), last_line_, counted(model_.size() - missing.size(), "layer"),
-           model_.size());
+      fail(ErrorKind::kMismatch, where_, "layer {} is missing: the file ends at line {} with {} of the model's {}", fmt::join(missing, ", "), last_line_,
+           counted(model_.size() - missing.size(), "layer"), model_.size());
     KvtunerBits out;
     out.per_head = per_head_.value_or(false);
     for (const std::optional<KvtunerLayer>& layer : layers_) out.layers.push_back(*layer);
@@ -52,7 +52,9 @@ class Reader : public YAML::EventHandler {
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { wrong(mark, "is an alias; KVTuner's files hold none"); }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override { wrong(mark, "is a list, expected " + expected()); }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    wrong(mark, "is a list, expected " + expected());
+  }
   void OnSequenceEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
@@ -64,8 +66,10 @@ class Reader : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
     see(mark);
     // The parser gives plain scalars the tag "?", quoted ones "!".
-    if (anchor != YAML::NullAnchor || tag != "?") wrong(mark, fmt::format("holds the {} {}, expected {}", tag == "!" ? "string" : "tagged", quoted(value), expected()));
-    if (depth_ == 0 || (!at_key_ && (depth_ == kRoot || (depth_ == kLayer && !field_)))) wrong(mark, fmt::format("holds {}, expected {}", quoted(value), expected()));
+    if (anchor != YAML::NullAnchor || tag != "?")
+      wrong(mark, fmt::format("holds the {} {}, expected {}", tag == "!" ? "string" : "tagged", quoted(value), expected()));
+    if (depth_ == 0 || (!at_key_ && (depth_ == kRoot || (depth_ == kLayer && !field_))))
+      wrong(mark, fmt::format("holds {}, expected {}", quoted(value), expected()));
     if (at_key_) key(mark, value);
     else width(mark, value);
     at_key_ = !at_key_;
@@ -120,21 +124,27 @@ class Reader : public YAML::EventHandler {
     if (depth_ == kRoot) return layer_key(mark, *number);
     if (depth_ == kHead) return;
     const bool heads = number.has_value();
-    if (per_head_ && *per_head_ != heads) wrong(mark, fmt::format("key {} gives {}, where the layers before have {}", quoted(text), heads ? "each head its own widths" : "the whole layer its widths", heads ? "one pair each" : "one pair a head"));
+    if (per_head_ && *per_head_ != heads)
+      wrong(mark, fmt::format("key {} gives {}, where the layers before have {}", quoted(text),
+                              heads ? "each head its own widths" : "the whole layer its widths", heads ? "one pair each" : "one pair a head"));
     per_head_ = heads;
     if (heads) head_key(mark, *number);
   }
 
   void layer_key(const YAML::Mark& mark, int number) {
     const auto found = std::find_if(model_.begin(), model_.end(), [&](const LayerGeometry& g) { return g.index == number; });
-    if (found == model_.end()) refuse(ErrorKind::kMismatch, mark.line + 1, fmt::format("layer {} has no cache in this model; its {} are {} to {}", number, counted(model_.size(), "layer"), model_.front().index, model_.back().index));
+    if (found == model_.end())
+      refuse(ErrorKind::kMismatch, mark.line + 1,
+             fmt::format("layer {} has no cache in this model; its {} are {} to {}", number, counted(model_.size(), "layer"), model_.front().index,
+                         model_.back().index));
     layer_ = static_cast<std::size_t>(found - model_.begin());
     if (layers_[*layer_]) wrong(mark, "stands there twice");
   }
 
   void head_key(const YAML::Mark& mark, int number) {
     const int n_heads = model_[*layer_].n_kv_heads;
-    if (number >= n_heads) refuse(ErrorKind::kMismatch, mark.line + 1, fmt::format("head {} is not in this model, which has {} here", number, counted(n_heads, "KV head")));
+    if (number >= n_heads)
+      refuse(ErrorKind::kMismatch, mark.line + 1, fmt::format("head {} is not in this model, which has {} here", number, counted(n_heads, "KV head")));
     for (const auto& head : heads_)
       if (head.first == number) wrong(mark, fmt::format("head {} stands there twice", number));
     head_ = number;
@@ -188,7 +198,8 @@ class Reader : public YAML::EventHandler {
 };
 
 void check_size(std::string_view yaml, const std::string& where) {
-  if (yaml.size() > kMostKvtunerBytes) fail(ErrorKind::kFormat, where, "holds {} bytes; a file of KVTuner holds some hundred a layer, at most {} are read", yaml.size(), kMostKvtunerBytes);
+  if (yaml.size() > kMostKvtunerBytes)
+    fail(ErrorKind::kFormat, where, "holds {} bytes; a file of KVTuner holds some hundred a layer, at most {} are read", yaml.size(), kMostKvtunerBytes);
   std::size_t line = 1;
   for (std::size_t begin = 0; begin < yaml.size(); ++line) {
     const std::size_t end = std::min(yaml.find('\n', begin), yaml.size());
@@ -233,13 +244,16 @@ KvtunerBits parse_kvtuner(std::string_view yaml, const std::string& where, const
   }
 }
 
-plan::Plan kvtuner_plan(const ModelIdentity& model, const KvtunerBits& bits, KvtunerMode mode, const plan::Accounting& accounting, const plan::EvidenceByLayer& evidence) {
+plan::Plan kvtuner_plan(const ModelIdentity& model, const KvtunerBits& bits, KvtunerMode mode, const plan::Accounting& accounting,
+                        const plan::EvidenceByLayer& evidence) {
   CALIB_CHECK(bits.layers.size() == model.layers.size());
   const bool kivi = mode == KvtunerMode::kKivi;
   std::vector<plan::ImportedLayer> layers;
   for (const KvtunerLayer& layer : bits.layers)
-    layers.push_back({quant::parse_scheme(fmt::format("int{}.{}", layer.k_bits, kivi ? "channel.g32" : "token.g")), quant::parse_scheme(fmt::format("int{}.token.{}", layer.v_bits, kivi ? "g32" : "g")),
-                      fmt::format("KVTuner's file has nbits_key {}, nbits_value {}{}", layer.k_bits, layer.v_bits, layer.uneven ? ", the widest of heads that differ" : "")});
+    layers.push_back({quant::parse_scheme(fmt::format("int{}.{}", layer.k_bits, kivi ? "channel.g32" : "token.g")),
+                      quant::parse_scheme(fmt::format("int{}.token.{}", layer.v_bits, kivi ? "g32" : "g")),
+                      fmt::format("KVTuner's file has nbits_key {}, nbits_value {}{}", layer.k_bits, layer.v_bits,
+                                  layer.uneven ? ", the widest of heads that differ" : "")});
   return plan::imported_plan(model, std::string("kvtuner ") + kvtuner_mode_name(mode), layers, 0, kivi ? 32 : 0, accounting, evidence);
 }
 

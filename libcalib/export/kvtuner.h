@@ -42,6 +42,7 @@ inline constexpr std::size_t kMostKvtunerBytes = std::size_t{1} << 20, kMostKvtu
 KvtunerBits parse_kvtuner(std::string_view yaml, const std::string& where, const std::vector<LayerGeometry>& model);
 
 /// The plan that KVTuner runs with these widths: sinks 0, the mode's schemes and window. Throws as plan::imported_plan().
-plan::Plan kvtuner_plan(const ModelIdentity& model, const KvtunerBits& bits, KvtunerMode mode, const plan::Accounting& accounting, const plan::EvidenceByLayer& evidence);
+plan::Plan kvtuner_plan(const ModelIdentity& model, const KvtunerBits& bits, KvtunerMode mode, const plan::Accounting& accounting,
+                        const plan::EvidenceByLayer& evidence);
 
 }  // namespace calib::exports

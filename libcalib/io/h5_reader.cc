@@ -258,7 +258,11 @@ std::vector<T> H5Reader::read(const std::string& name, const Shape& expected) co
   const H5Handle type(H5Dget_type(dataset.get()), H5Tclose);
   if (!type.valid()) impl_->damaged(name);
   if (!holds<T>(type.get()))
-    wrong(name, fmt::format("is {}, expected {}{}", type_text(type.get()), std::is_floating_point_v<T> ? "float" : std::is_signed_v<T> ? "int" : "uint", 8 * sizeof(T)));
+    wrong(name, fmt::format("is {}, expected {}{}", type_text(type.get()),
+                            std::is_floating_point_v<T> ? "float"
+                            : std::is_signed_v<T>       ? "int"
+                                                        : "uint",
+                            8 * sizeof(T)));
   const Shape found = impl_->shape(name, dataset.get());
   bool fits = found.size() == expected.size();
   for (std::size_t i = 0; fits && i < found.size(); ++i) fits = expected[i] == kAnySize || expected[i] == found[i];

@@ -129,7 +129,8 @@ ModelIdentity read_model(const H5Reader& file, const std::string& group) {
     layer.k_bias_norm = bias[i];
     layer.llamacpp_adjacent_pairs = adjacent[i] != 0;
     if (layer.n_kv_heads < 1 || layer.n_q_heads % layer.n_kv_heads != 0 || layer.n_q_heads < 1 || layer.head_dim < 1 || layer.rotary_dim > layer.head_dim)
-      file.wrong(at, fmt::format("{} query heads, {} KV heads, head_dim {}, rotary_dim {} do not go together", layer.n_q_heads, layer.n_kv_heads, layer.head_dim, layer.rotary_dim));
+      file.wrong(at, fmt::format("{} query heads, {} KV heads, head_dim {}, rotary_dim {} do not go together", layer.n_q_heads, layer.n_kv_heads,
+                                 layer.head_dim, layer.rotary_dim));
     bool known = false;
     for (const RopeStyle style : {RopeStyle::kNone, RopeStyle::kHalfSplit, RopeStyle::kInterleaved})
       if (styles[i] == rope_style_name(style)) {

@@ -23,7 +23,8 @@ constexpr std::size_t kAlignment = 8;
 std::size_t product(const std::vector<std::int64_t>& shape) {
   std::size_t n = 1;
   for (const std::int64_t d : shape) {
-    if (d < 0 || __builtin_mul_overflow(n, static_cast<std::size_t>(d), &n)) fail(ErrorKind::kInternal, "safetensors", "shape ({}) is not valid", fmt::join(shape, ", "));
+    if (d < 0 || __builtin_mul_overflow(n, static_cast<std::size_t>(d), &n))
+      fail(ErrorKind::kInternal, "safetensors", "shape ({}) is not valid", fmt::join(shape, ", "));
   }
   return n;
 }

@@ -34,8 +34,8 @@ class Keys {
   }
   std::int64_t count_of(const json& value, const char* name, std::int64_t least) const {
     if (!value.is_number_integer() || value.get<double>() < static_cast<double>(least) || value.get<double>() > static_cast<double>(kMaxCount))
-      fail(ErrorKind::kFormat, path_, "key {} is {}, expected an integer from {} to {}", name, to_valid_utf8(value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 60)), least,
-           kMaxCount);
+      fail(ErrorKind::kFormat, path_, "key {} is {}, expected an integer from {} to {}", name,
+           to_valid_utf8(value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 60)), least, kMaxCount);
     return value.get<std::int64_t>();
   }
   std::optional<std::int64_t> count(std::initializer_list<const char*> names, std::int64_t least = 1) const {
@@ -84,7 +84,8 @@ LayerKind kind_of(const json& name, const std::string& path) {
   if (text == "full_attention" || text == "attention") return LayerKind::kFull;
   if (text == "sliding_attention") return LayerKind::kSliding;
   if (text == "linear_attention" || text == "mamba" || text == "conv" || text == "recurrent") return LayerKind::kNone;
-  fail(ErrorKind::kUnsupported, path, "layer_types holds {}, whose cache is not known; known: full_attention, sliding_attention, linear_attention, mamba, conv, recurrent",
+  fail(ErrorKind::kUnsupported, path,
+       "layer_types holds {}, whose cache is not known; known: full_attention, sliding_attention, linear_attention, mamba, conv, recurrent",
        to_valid_utf8(name.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 60)));
 }
 
@@ -117,7 +118,8 @@ std::vector<LayerKind> layer_kinds(const Keys& keys, const std::string& model_ty
   }
   if (const auto pattern = keys.count({"sliding_window_pattern"})) return every_nth_full(n, *pattern, LayerKind::kSliding);
   if (const auto period = known_sliding_period(model_type)) return *period == 0 ? all(LayerKind::kSliding) : every_nth_full(n, *period, LayerKind::kSliding);
-  fail(ErrorKind::kUnsupported, keys.path(), "sliding_window is {}, but which layers of a {} slide is not known; add the key layer_types", window, to_valid_utf8(model_type));
+  fail(ErrorKind::kUnsupported, keys.path(), "sliding_window is {}, but which layers of a {} slide is not known; add the key layer_types", window,
+       to_valid_utf8(model_type));
 }
 
 }  // namespace
@@ -189,7 +191,8 @@ CacheGeometry parse_hf_cache_geometry(std::string_view text, const std::string& 
     layers.head_dim = *dim;
   } else {
     const std::int64_t hidden = keys.required({"hidden_size", "n_embd", "d_model", "model_dim"});
-    if (hidden % layers.q_heads.front() != 0) fail(ErrorKind::kFormat, path, "head_dim is missing and hidden_size {} is no multiple of {} heads", hidden, layers.q_heads.front());
+    if (hidden % layers.q_heads.front() != 0)
+      fail(ErrorKind::kFormat, path, "head_dim is missing and hidden_size {} is no multiple of {} heads", hidden, layers.q_heads.front());
     layers.head_dim = hidden / layers.q_heads.front();
   }
   const ArchitectureRow* const row = find_model_type(out.model_type);
@@ -213,7 +216,8 @@ CacheGeometry read_cache_geometry(const std::string& path) {
   require_file(file, "name a model's folder, its config.json or a GGUF file");
   const MappedFile mapped(file);
   if (mapped.bytes().substr(0, 4) == "GGUF") return parse_gguf_cache_geometry(weights::parse_gguf_metadata(mapped));
-  if (const std::string what = describe_foreign_content(mapped.bytes()); !what.empty()) fail(ErrorKind::kFormat, file, "{}; expected config.json or a GGUF file", what);
+  if (const std::string what = describe_foreign_content(mapped.bytes()); !what.empty())
+    fail(ErrorKind::kFormat, file, "{}; expected config.json or a GGUF file", what);
   return parse_hf_cache_geometry(mapped.bytes(), file);
 }
 

@@ -42,7 +42,8 @@ class ArchKeys {
 
  private:
   void check(const char* name, std::int64_t value, std::int64_t least) const {
-    if (value < least || value > kMaxCount) fail(ErrorKind::kFormat, metadata_.path, "key {} is {}, expected an integer from {} to {}", key(name), value, least, kMaxCount);
+    if (value < least || value > kMaxCount)
+      fail(ErrorKind::kFormat, metadata_.path, "key {} is {}, expected an integer from {} to {}", key(name), value, least, kMaxCount);
   }
   const weights::GgufMetadata& metadata_;
   const std::string& arch_;
@@ -74,7 +75,8 @@ CacheGeometry parse_gguf_cache_geometry(const weights::GgufMetadata& metadata) {
   if (most_heads == 0) fail(ErrorKind::kFormat, metadata.path, "key {} is 0 in every layer", keys.key("attention.head_count"));
   layers.head_dim = keys.count("attention.key_length").value_or(keys.required("embedding_length") / most_heads);
   if (const auto values = keys.count("attention.value_length"); values && *values != layers.head_dim)
-    fail(ErrorKind::kUnsupported, metadata.path, "keys of {} and values of {} channels: a cache of this kind is not counted by this version", layers.head_dim, *values);
+    fail(ErrorKind::kUnsupported, metadata.path, "keys of {} and values of {} channels: a cache of this kind is not counted by this version", layers.head_dim,
+         *values);
   layers.sliding_window = keys.count("attention.sliding_window", 0).value_or(0);
   layers.n_shared = keys.count("attention.shared_kv_layers", 0).value_or(0);
 

@@ -27,7 +27,8 @@ std::string choose_metric(const sens::SensResult& sens, const std::string& asked
     if (!sens.scores.count(asked)) fail(ErrorKind::kUsage, "--metric " + asked, "the scores hold {}", present.empty() ? "no scores" : present);
     if (sens.isolated && asked != sens.isolated->metric)
       fail(ErrorKind::kUsage, "--metric " + asked,
-           "the scores hold isolated runs in place of {0} where it fails, and no other; use --metric {0}, or the file from before kvsens isolate", sens.isolated->metric);
+           "the scores hold isolated runs in place of {0} where it fails, and no other; use --metric {0}, or the file from before kvsens isolate",
+           sens.isolated->metric);
     return asked;
   }
   if (sens.isolated) {
@@ -135,8 +136,9 @@ Candidates::Candidates(const sens::SensResult& sens, const Accounting& accountin
   }
   fit_predictions();
   if (fit_ && !fit_->reliable())
-    log.warning(fmt::format("predictions are unreliable: {} joint runs give a slope of {:.2f} and a rank correlation of {:.2f}; measure the plan (kvsens refine)", fit_->n_runs,
-                            fit_->slope, fit_->spearman));
+    log.warning(
+        fmt::format("predictions are unreliable: {} joint runs give a slope of {:.2f} and a rank correlation of {:.2f}; measure the plan (kvsens refine)",
+                    fit_->n_runs, fit_->slope, fit_->spearman));
   else if (fit_)
     for (const WindowSlope& w : fit_->windows)
       if (JointFit own = *fit_; own.slope = w.slope, !own.reliable())
@@ -161,7 +163,8 @@ void Candidates::leave_out(const std::vector<std::uint8_t>& unknown, const LogSi
         allowed_[(2 * l + (side == Side::kK ? 0 : 1)) * schemes_.size() + s] = 0;
         names.push_back(fmt::format("{} {}", unit_name({sens_.model.layers[l].index, side}), sens_.schemes[s]));
       }
-  if (!names.empty()) log.note(fmt::format("{} left out, first {}: kvsens isolate took the unit up and did not measure it", counted(names.size(), "option"), names.front()));
+  if (!names.empty())
+    log.note(fmt::format("{} left out, first {}: kvsens isolate took the unit up and did not measure it", counted(names.size(), "option"), names.front()));
 }
 
 std::string Candidates::isolated_summary() const {
@@ -171,7 +174,8 @@ std::string Candidates::isolated_summary() const {
   if (n == 0) return text;
   const auto slope = [](const sens::IsolatedRuns::Slope& s) { return fmt::format("{:.2f} ({})", s.value, counted(s.n_pairs, "pair")); };
   const bool alike = runs.k.value == runs.v.value && runs.k.n_pairs == runs.v.n_pairs;
-  return text + fmt::format(" ({}); their score is logit_kl over {}", units_taken_up(sens_, runs), alike ? slope(runs.k) : fmt::format("{} for K, {} for V", slope(runs.k), slope(runs.v)));
+  return text + fmt::format(" ({}); their score is logit_kl over {}", units_taken_up(sens_, runs),
+                            alike ? slope(runs.k) : fmt::format("{} for K, {} for V", slope(runs.k), slope(runs.v)));
 }
 
 /// The slope between what the joint runs of sens.h5 lost and what this metric's sums predict.
@@ -268,7 +272,8 @@ void Candidates::count_bytes() {
   constants_.assign(layers.size() * schemes_.size(), 0);
   for (std::size_t l = 0; l < layers.size(); ++l) {
     geometry_of_.push_back(static_cast<std::size_t>(
-        std::find_if(layers.begin(), layers.begin() + static_cast<std::ptrdiff_t>(l), [&](const LayerGeometry& g) { return alike(g, layers[l]); }) - layers.begin()));
+        std::find_if(layers.begin(), layers.begin() + static_cast<std::ptrdiff_t>(l), [&](const LayerGeometry& g) { return alike(g, layers[l]); }) -
+        layers.begin()));
     if (geometry_of_[l] != l) continue;
     for (std::size_t s = 0; s < schemes_.size(); ++s)
       for (const Side side : {Side::kK, Side::kV}) {

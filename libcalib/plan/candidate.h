@@ -49,11 +49,11 @@ class Candidates {
 
   /// `metric` empty: the first present of logit_kl, fisher_softmax, fisher_vec, lookahead, fisher, attn_out.
   /// With isolated runs: the metric that they were made for, and no other.
-  /// Throws: kUsage (unknown metric, another one than that of the isolated runs, a scheme listed twice, restrictions that name what is not there), kMismatch (a unit of the
-  /// model is missing, naming it; tables of other sizes), kNumeric (a score that is not finite, naming layer, side and scheme),
-  /// kUnsupported (scheme not offered), kInfeasible (restrictions leave a unit nothing, naming layer and rule).
-  /// Group sizes of 4 and more keep K base at 4 bits (token) or 3 (channel), noted once (METHODS.md 8). Classes with a salient tier are
-  /// for the layers that `tiers` allows; a layer's base is narrower than 8 bits there, on both sides.
+  /// Throws: kUsage (unknown metric, another one than that of the isolated runs, a scheme listed twice, restrictions that name what is not there), kMismatch (a
+  /// unit of the model is missing, naming it; tables of other sizes), kNumeric (a score that is not finite, naming layer, side and scheme), kUnsupported
+  /// (scheme not offered), kInfeasible (restrictions leave a unit nothing, naming layer and rule). Group sizes of 4 and more keep K base at 4 bits (token) or 3
+  /// (channel), noted once (METHODS.md 8). Classes with a salient tier are for the layers that `tiers` allows; a layer's base is narrower than 8 bits there, on
+  /// both sides.
   Candidates(const sens::SensResult& sens, const Accounting& accounting, const std::string& metric, const LogSink& log = {},
              const Restrictions& restrictions = {}, const TierRules& tiers = {});
 

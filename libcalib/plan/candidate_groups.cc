@@ -22,7 +22,8 @@ std::vector<std::size_t> Candidates::side_list(std::size_t layer, Side side, con
   for (std::size_t s = 0; s < schemes_.size(); ++s)
     if (allowed(layer, side, s) && (!filter || filter(layer, side, s))) list.push_back(s);
   if (list.empty())
-    fail(ErrorKind::kInfeasible, fmt::format("layer {} {}", sens_.model.layers[layer].index, side_name(side)), "no candidate scheme is left; give kvsens a longer --candidates list");
+    fail(ErrorKind::kInfeasible, fmt::format("layer {} {}", sens_.model.layers[layer].index, side_name(side)),
+         "no candidate scheme is left; give kvsens a longer --candidates list");
   return list;
 }
 
@@ -44,7 +45,8 @@ void Candidates::add_layer_options(std::size_t layer, std::size_t tier_class, co
     for (const std::size_t s : of_side[side == Side::kK ? 0 : 1])
       if (exit_class_[s] == own_exit) {
         list.push_back(s);
-        costs.push_back({side_bytes_[cost_index(l, side, s, tier_class, exit)] + (with_constants ? constants_[l * schemes_.size() + s] : 0), score(layer, side, s, tier_class)});
+        costs.push_back({side_bytes_[cost_index(l, side, s, tier_class, exit)] + (with_constants ? constants_[l * schemes_.size() + s] : 0),
+                         score(layer, side, s, tier_class)});
       }
     std::vector<std::size_t> best;
     for (const std::size_t i : undominated(costs)) best.push_back(list[i]);
@@ -103,7 +105,8 @@ std::vector<LayerGroup> Candidates::groups(const std::vector<std::size_t>& class
   for (LayerGroup& group : all) {
     if (group.options.empty())
       fail(ErrorKind::kInfeasible, fmt::format("layer {}", sens_.model.layers[group.layers.front()].index),
-           "no scheme is a candidate of {}; allow more, or score more with kvsens --candidates", restrictions_.one_pair ? "every layer" : "both sides, as --same-kv asks");
+           "no scheme is a candidate of {}; allow more, or score more with kvsens --candidates",
+           restrictions_.one_pair ? "every layer" : "both sides, as --same-kv asks");
     keep_undominated(group.options, with_constants);
   }
   return all;

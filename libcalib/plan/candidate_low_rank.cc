@@ -33,9 +33,12 @@ std::string Candidates::low_rank_objection(std::size_t layer, Side side, std::si
   const double gain = table.mean[other] - table.mean[own], se = std::hypot(table.se[own], table.se[other]);
   const std::int64_t elements = cache_elements({sens_.model.layers[layer]}, accounting_) / 2;
   const bool accepted = gain > 2 * se;  // false for NaN, too
-  const std::string difference = gain < 0 ? fmt::format("{:.2e} more (2 SE {:.1e})", -gain, 2 * se) : fmt::format("{:.2e} less, {}more than 2 SE ({:.1e})", gain, accepted ? "" : "not ", 2 * se);
-  const std::string text = fmt::format("{} {:.3e} at {:.3f} bits against {:.3e} of {} at {:.3f}: {}{}", metric, table.mean[own], effective_bits(bytes_of(scheme), elements), table.mean[other],
-                                       sens_.schemes[*best], effective_bits(bytes_of(*best), elements), difference, sens_.windows.size() > 1 ? fmt::format(", window {}", sens_.windows[window]) : "");
+  const std::string difference = gain < 0 ? fmt::format("{:.2e} more (2 SE {:.1e})", -gain, 2 * se)
+                                          : fmt::format("{:.2e} less, {}more than 2 SE ({:.1e})", gain, accepted ? "" : "not ", 2 * se);
+  const std::string text =
+      fmt::format("{} {:.3e} at {:.3f} bits against {:.3e} of {} at {:.3f}: {}{}", metric, table.mean[own], effective_bits(bytes_of(scheme), elements),
+                  table.mean[other], sens_.schemes[*best], effective_bits(bytes_of(*best), elements), difference,
+                  sens_.windows.size() > 1 ? fmt::format(", window {}", sens_.windows[window]) : "");
   verdict.numbers.insert(verdict.numbers.end(), {{metric, table.mean[own]}, {metric + "_plain", table.mean[other]}, {metric + "_se", se}});
   if (!accepted) return text;
   verdict.text += (verdict.text.empty() ? "" : "; ") + text;
@@ -53,7 +56,8 @@ void Candidates::judge_low_rank(const LogSink& log) {
         if (side == Side::kK) metrics.push_back("attn_kl");
         std::string objection;
         for (const std::string& metric : metrics)
-          if (!sens_.scores.count(metric)) objection = fmt::format("the scores hold no {}, which has to show that it pays; run kvsens with --metric {},attn_kl,attn_out", metric, metric_);
+          if (!sens_.scores.count(metric))
+            objection = fmt::format("the scores hold no {}, which has to show that it pays; run kvsens with --metric {},attn_kl,attn_out", metric, metric_);
         if (objection.empty() && fitted_on_it) objection = "the scores are of the text that its basis was fitted on; score another text";
         for (std::size_t w = 0; w < sens_.windows.size() && objection.empty(); ++w)
           for (const std::string& metric : metrics)
@@ -72,7 +76,8 @@ std::string Candidates::low_rank_summary() const {
   std::string text = fmt::format("{} of {} beat the best plain scheme of their unit", accepted, counted(low_rank_.size(), "low-rank option"));
   const auto first = std::find_if(low_rank_.begin(), low_rank_.end(), [](const LowRankVerdict& v) { return !v.accepted; });
   if (first != low_rank_.end())
-    text += fmt::format("; {}, first layer {} {} {}", counted(low_rank_.size() - accepted, "option") + " left out", sens_.model.layers[first->layer].index, side_name(first->side), first->text);
+    text += fmt::format("; {}, first layer {} {} {}", counted(low_rank_.size() - accepted, "option") + " left out", sens_.model.layers[first->layer].index,
+                        side_name(first->side), first->text);
   return text;
 }
 

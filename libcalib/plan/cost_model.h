@@ -17,7 +17,8 @@ struct Accounting {
 
 /// A layer's tiers beside its sinks: newest tokens kept exact, and the share of the coded ones that stands in the salient tier.
 struct TierClass {
-  TierClass(std::int64_t window, double salient_fraction = 0, const kvrt::Scheme& salient = {}) : window(window), salient_fraction(salient_fraction), salient(salient) {}
+  TierClass(std::int64_t window, double salient_fraction = 0, const kvrt::Scheme& salient = {})
+      : window(window), salient_fraction(salient_fraction), salient(salient) {}
   std::int64_t window = 0;
   double salient_fraction = 0;
   kvrt::Scheme salient;  ///< used if the fraction is above 0

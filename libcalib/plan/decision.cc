@@ -98,7 +98,9 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
   if (c.taken_up(layer, side)) {
     const double estimate = c.estimate(layer, side, scheme, choice.tier_class);
     const bool measured = c.isolated()->measured(c.sens().index(c.unit(layer, side), scheme, choice.tier_class));
-    reasons.push_back({"isolated", fmt::format("{}; the estimate was {:.3e}", measured ? "measured by an isolated run" : "not measured, moved with the option that dominates it", estimate),
+    reasons.push_back({"isolated",
+                       fmt::format("{}; the estimate was {:.3e}",
+                                   measured ? "measured by an isolated run" : "not measured, moved with the option that dominates it", estimate),
                        {{"estimate", estimate}}});
   }
   if (std::optional<Reason> tier = tier_reason(c, layer, choice)) reasons.push_back(std::move(*tier));
@@ -108,7 +110,8 @@ std::vector<Reason> decision_reasons(const Candidates& c, std::size_t layer, Sid
   if (tied) reasons.push_back({"restricted", "--one-pair: all layers share this choice", {}});
   else if (r.same_kv && !c.skipped(layer)) reasons.push_back({"restricted", "--same-kv: K and V share this scheme", {}});
   for (const auto& [excluded, why] : c.excluded())
-    if (!c.skipped(layer) && c.sens().valid[c.sens().schemes.size() * c.unit(layer, side) + excluded] && !c.allowed(layer, side, excluded) && !missing_on_arch(r.arch, c.scheme(excluded).format).empty())
+    if (!c.skipped(layer) && c.sens().valid[c.sens().schemes.size() * c.unit(layer, side) + excluded] && !c.allowed(layer, side, excluded) &&
+        !missing_on_arch(r.arch, c.scheme(excluded).format).empty())
       reasons.push_back({"restricted", fmt::format("{} left out: {}", c.sens().schemes[excluded], why), {}});
   for (const LowRankVerdict& v : c.low_rank())
     if (v.layer == layer && v.side == side) reasons.push_back({"lowrank", v.text, v.numbers});

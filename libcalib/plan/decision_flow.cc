@@ -1,4 +1,3 @@
-#include "libcalib/base/plural.h"
 #include "libcalib/plan/decision_flow.h"
 
 #include <algorithm>
@@ -6,6 +5,7 @@
 #include <functional>
 #include <set>
 
+#include "libcalib/base/plural.h"
 #include "libcalib/plan/baseline.h"
 #include "libcalib/plan/continuous.h"
 #include "libcalib/plan/decision.h"
@@ -102,9 +102,13 @@ Reason outlier_step(const Candidates& c, const std::map<int, quant::UnitEvidence
   }
   const std::size_t n = c.n_layers();
   return {"outliers",
-          fmt::format("layers with a channel above {:.0f} x the median: keys {} of {} after RoPE, {} before, values {}, worst key ratio {:.1f} in layer {:.0f}", kOutlierRatio,
-                      post, n, pre, values, worst, worst_layer),
-          {{"key_layers_post", static_cast<double>(post)}, {"key_layers_pre", static_cast<double>(pre)}, {"value_layers", static_cast<double>(values)}, {"worst_ratio", worst}, {"worst_layer", worst_layer}}};
+          fmt::format("layers with a channel above {:.0f} x the median: keys {} of {} after RoPE, {} before, values {}, worst key ratio {:.1f} in layer {:.0f}",
+                      kOutlierRatio, post, n, pre, values, worst, worst_layer),
+          {{"key_layers_post", static_cast<double>(post)},
+           {"key_layers_pre", static_cast<double>(pre)},
+           {"value_layers", static_cast<double>(values)},
+           {"worst_ratio", worst},
+           {"worst_layer", worst_layer}}};
 }
 
 Reason window_step(const Candidates& c, const Found& found, const Alternatives& ask, bool window_per_layer) {
@@ -169,10 +173,12 @@ std::optional<Reason> continuous_step(const Candidates& c, const Found& found) {
   const std::vector<double> bits = continuous_bits(*curves, mean);
   double k = 0, v = 0;
   for (std::size_t u = 0; u < bits.size(); ++u) (u % 2 == 0 ? k : v) += bits[u] / static_cast<double>(c.n_layers());
-  return Reason{"curves",
-                fmt::format("a bit more divides the loss by {:.2f}; with continuous widths K would take {:.2f} and V {:.2f} bits on average, the plan has {:.2f} and {:.2f}", curves->base, k, v,
-                            plan_k, plan_v),
-                {{"base", curves->base}, {"k_bits", k}, {"v_bits", v}, {"plan_k_bits", plan_k}, {"plan_v_bits", plan_v}}};
+  return Reason{
+      "curves",
+      fmt::format(
+          "a bit more divides the loss by {:.2f}; with continuous widths K would take {:.2f} and V {:.2f} bits on average, the plan has {:.2f} and {:.2f}",
+          curves->base, k, v, plan_k, plan_v),
+      {{"base", curves->base}, {"k_bits", k}, {"v_bits", v}, {"plan_k_bits", plan_k}, {"plan_v_bits", plan_v}}};
 }
 
 }  // namespace
@@ -222,7 +228,8 @@ std::vector<Reason> affordability(const std::vector<LayerGeometry>& layers, cons
   if (limit_bytes > 0)
     verdict = plain <= limit_bytes ? "affordable: nothing needs to be compressed"
                                    : fmt::format("{:.2f} times the budget: not affordable", number(plain) / number(limit_bytes));
-  steps.push_back({"bf16", fmt::format("16 bit takes {} ({:.2f} bits), {}", format_bytes(plain), bits, verdict), {{"bytes", number(plain)}, {"effective_bits", bits}}});
+  steps.push_back(
+      {"bf16", fmt::format("16 bit takes {} ({:.2f} bits), {}", format_bytes(plain), bits, verdict), {{"bytes", number(plain)}, {"effective_bits", bits}}});
   return steps;
 }
 
@@ -238,12 +245,19 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
     for (const auto& [why, schemes] : by_rule) step.text += fmt::format("; {} ({})", fmt::join(schemes, " "), why);
     steps.push_back(std::move(step));
   }
-  steps.push_back({"candidates", fmt::format("{} of list {} and {}, scored by {}", counted(c.sens().schemes.size(), "scheme"), c.sens().candidate_list, counted(class_sets(c, false).size(), "window"), c.metric()),
+  steps.push_back({"candidates",
+                   fmt::format("{} of list {} and {}, scored by {}", counted(c.sens().schemes.size(), "scheme"), c.sens().candidate_list,
+                               counted(class_sets(c, false).size(), "window"), c.metric()),
                    {{"schemes", static_cast<double>(c.sens().schemes.size())}, {"windows", static_cast<double>(class_sets(c, false).size())}}});
   if (const sens::IsolatedRuns* runs = c.isolated())
-    steps.push_back({"isolated", c.isolated_summary(),
-                     {{"units", static_cast<double>(std::count(runs->taken_up.begin(), runs->taken_up.end(), 1))}, {"above", runs->above}, {"slope_k", runs->k.value}, {"slope_v", runs->v.value},
-                      {"pairs_k", static_cast<double>(runs->k.n_pairs)}, {"pairs_v", static_cast<double>(runs->v.n_pairs)}}});
+    steps.push_back({"isolated",
+                     c.isolated_summary(),
+                     {{"units", static_cast<double>(std::count(runs->taken_up.begin(), runs->taken_up.end(), 1))},
+                      {"above", runs->above},
+                      {"slope_k", runs->k.value},
+                      {"slope_v", runs->v.value},
+                      {"pairs_k", static_cast<double>(runs->k.n_pairs)},
+                      {"pairs_v", static_cast<double>(runs->v.n_pairs)}}});
   steps.push_back(outlier_step(c, evidence));
 
   const auto question = [&](const char* rule, std::string chosen, const std::vector<std::pair<std::string, SchemeTest>>& options, bool keys_only) {
@@ -257,7 +271,8 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
   const SchemeTest pre = [](const kvrt::Scheme& s) { return s.pre; }, post = [](const kvrt::Scheme& s) { return !s.pre; };
   question("frame", fmt::format("keys before RoPE in {} of {} layers", ask.count(pre, true), n), {{"all before", pre}, {"all after", post}}, true);
   const SchemeTest token = [](const kvrt::Scheme& s) { return !per_channel(s); };
-  question("ranges", fmt::format("keys per channel in {} of {} layers", ask.count(per_channel, true), n), {{"all per channel", per_channel}, {"all per token", token}}, true);
+  question("ranges", fmt::format("keys per channel in {} of {} layers", ask.count(per_channel, true), n),
+           {{"all per channel", per_channel}, {"all per token", token}}, true);
 
   std::set<int> widths, groups;
   for (std::size_t s = 0; s < c.sens().schemes.size(); ++s) {
@@ -301,8 +316,9 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
     const SchemeTest low_rank = [](const kvrt::Scheme& s) { return s.lowrank > 0; }, full_rank = [](const kvrt::Scheme& s) { return s.lowrank == 0; };
     Reason step{"lowrank", fmt::format("a basis in {} of {} units; {}", ask.count(low_rank, false), 2 * n, c.low_rank_summary()), {}};
     for (const bool accepted : {true, false})
-      step.numbers.emplace_back(accepted ? "accepted" : "left out",
-                                static_cast<double>(std::count_if(c.low_rank().begin(), c.low_rank().end(), [&](const LowRankVerdict& v) { return v.accepted == accepted; })));
+      step.numbers.emplace_back(
+          accepted ? "accepted" : "left out",
+          static_cast<double>(std::count_if(c.low_rank().begin(), c.low_rank().end(), [&](const LowRankVerdict& v) { return v.accepted == accepted; })));
     if (ask.count(low_rank, false) > 0) ask.ask("none", full_rank, false, step);
     steps.push_back(std::move(step));
   }
@@ -313,13 +329,17 @@ std::vector<Reason> decision_flow(const Candidates& c, const Found& found, bool 
   if (margin) {
     const double gain = margin->data_free - margin->calibrated;
     steps.push_back({"margin",
-                     fmt::format("calibrated {:.3e} against data-free {:.3e}: {:.3e} less, {} than 2 SE ({:.1e}); {}", margin->calibrated, margin->data_free, gain,
-                                 margin->data_free_taken ? "not more" : "more", 2 * margin->se, margin->data_free_taken ? "the data-free plan is taken" : "calibration pays"),
+                     fmt::format("calibrated {:.3e} against data-free {:.3e}: {:.3e} less, {} than 2 SE ({:.1e}); {}", margin->calibrated, margin->data_free,
+                                 gain, margin->data_free_taken ? "not more" : "more", 2 * margin->se,
+                                 margin->data_free_taken ? "the data-free plan is taken" : "calibration pays"),
                      {{"calibrated", margin->calibrated}, {"data_free", margin->data_free}, {"se", margin->se}}});
   }
-  steps.push_back({"chosen", fmt::format("{}, {:.3f} effective bits, predicted {} {:.4e} +- {:.1e}, {}", format_bytes(found.bytes), effective_bits(found.bytes, c.elements()), c.metric(),
-                                         found.score, found.se, found.solution.proven ? "proven optimal" : fmt::format("within {:.1e} of the optimum", found.solution.gap())),
-                   {{"bytes", static_cast<double>(found.bytes)}, {"effective_bits", effective_bits(found.bytes, c.elements())}, {"score", found.score}, {"se", found.se}}});
+  steps.push_back(
+      {"chosen",
+       fmt::format("{}, {:.3f} effective bits, predicted {} {:.4e} +- {:.1e}, {}", format_bytes(found.bytes), effective_bits(found.bytes, c.elements()),
+                   c.metric(), found.score, found.se,
+                   found.solution.proven ? "proven optimal" : fmt::format("within {:.1e} of the optimum", found.solution.gap())),
+       {{"bytes", static_cast<double>(found.bytes)}, {"effective_bits", effective_bits(found.bytes, c.elements())}, {"score", found.score}, {"se", found.se}}});
   return steps;
 }
 

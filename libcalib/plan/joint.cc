@@ -1,4 +1,3 @@
-#include "libcalib/base/plural.h"
 #include "libcalib/plan/joint.h"
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "libcalib/base/plural.h"
 #include "libcalib/base/rng.h"
 #include "libcalib/plan/search.h"
 

@@ -24,11 +24,13 @@ inline constexpr std::size_t kLeastJointRuns = 3, kLeastCurveRuns = 12;
 inline constexpr double kMostBend = 0.25;
 inline constexpr double kScatter = 0.05;  ///< of ln measured about the curve, beyond sampling error
 
-/// Runs weigh by their standard error and kScatter. A window with kLeastJointRuns runs gets a slope of its own; the exponent is 1 with fewer than kLeastCurveRuns, and within kMostBend of 1. Requires: at least kLeastJointRuns runs, all predicted and measured numbers > 0.
+/// Runs weigh by their standard error and kScatter. A window with kLeastJointRuns runs gets a slope of its own; the exponent is 1 with fewer than
+/// kLeastCurveRuns, and within kMostBend of 1. Requires: at least kLeastJointRuns runs, all predicted and measured numbers > 0.
 JointFit fit_joint(std::span<const JointRun> runs);
 
-/// n combinations of the tier classes with one window (that of `tier_class`): the dual's frontier at up to 8 effective bit rates, evenly spread between its ends (at most 8 bits), and for each
-/// of them copies in which a sixth of the layers takes another of its undominated options. Seeded; equal combinations are left out.
+/// n combinations of the tier classes with one window (that of `tier_class`): the dual's frontier at up to 8 effective bit rates, evenly spread between its
+/// ends (at most 8 bits), and for each of them copies in which a sixth of the layers takes another of its undominated options. Seeded; equal combinations are
+/// left out.
 std::vector<std::vector<LayerOption>> joint_samples(const Candidates& candidates, std::size_t tier_class, std::size_t n, std::uint64_t seed);
 
 /// Sum of scores, as Candidates gives them.

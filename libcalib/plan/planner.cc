@@ -181,7 +181,8 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
 
   // The plan's window is the one that most layers have.
   std::vector<std::size_t> votes(sens.windows.size(), 0);
-  for (const LayerOption& o : found.choice) ++votes[static_cast<std::size_t>(std::find(sens.windows.begin(), sens.windows.end(), sens.windows[o.tier_class]) - sens.windows.begin())];
+  for (const LayerOption& o : found.choice)
+    ++votes[static_cast<std::size_t>(std::find(sens.windows.begin(), sens.windows.end(), sens.windows[o.tier_class]) - sens.windows.begin())];
   plan.window_tokens = sens.windows[static_cast<std::size_t>(std::max_element(votes.begin(), votes.end()) - votes.begin())];
 
   for (std::size_t l = 0; l < found.choice.size(); ++l) {
@@ -215,7 +216,8 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
   plan.summary.predicted = Prediction{candidates.metric(), unfitted, found.se / slope, candidates.metric_in_nats(), !candidates.fit(), candidates.fit()};
   if (JointFit* fit = plan.summary.predicted->joint ? &*plan.summary.predicted->joint : nullptr) fit->slope = slope, fit->windows.clear();
   if (const sens::IsolatedRuns* runs = candidates.isolated())
-    plan.summary.predicted->isolated = {static_cast<std::size_t>(std::count(runs->taken_up.begin(), runs->taken_up.end(), 1)), runs->above, runs->k.value, runs->v.value};
+    plan.summary.predicted->isolated = {static_cast<std::size_t>(std::count(runs->taken_up.begin(), runs->taken_up.end(), 1)), runs->above, runs->k.value,
+                                        runs->v.value};
   plan.summary.gap = found.solution.gap();
   plan.summary.proven = found.solution.proven;
   plan.frontier = frontier(candidates, request.limits.window_per_layer);
@@ -226,7 +228,8 @@ Plan plan_of(const Candidates& candidates, const Found& found, const EvidenceByL
   return plan;
 }
 
-Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit, const FitSaliency& saliency) {
+Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit,
+                  const FitSaliency& saliency) {
   Plan plan = empty_plan(model, preset.n_sinks, preset.window, accounting);
   if (preset.salient_fraction > 0) plan.salient = SalientTier{quant::parse_salient_scheme(preset.salient, preset.name), quant::kTierScore};
   plan.request.uniform = preset.name;
@@ -247,7 +250,11 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
       unit.why.push_back({"uniform", fmt::format("{} asks for {} on every {}{}", preset.name, text, side_name(side),
                                                  kvrt::to_string(unit.scheme) == text ? "" : "; this layer has no RoPE, so that `pre` is its one frame"), {}});
       for (const std::string& note : notes) unit.why.push_back({"fit", note, {}});
-      if (plan.salient) unit.why.push_back({"tier", fmt::format("{} asks for{} by {}", preset.name, quant::tier_text(preset.salient_fraction, preset.salient).substr(1), plan.salient->score), {{"fraction", preset.salient_fraction}}});
+      if (plan.salient)
+        unit.why.push_back(
+            {"tier",
+             fmt::format("{} asks for{} by {}", preset.name, quant::tier_text(preset.salient_fraction, preset.salient).substr(1), plan.salient->score),
+             {{"fraction", preset.salient_fraction}}});
       add_evidence(unit, side, geometry, evidence);
     }
     plan.layers.push_back(std::move(layer));
@@ -257,8 +264,8 @@ Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accou
   return plan;
 }
 
-Plan imported_plan(const ModelIdentity& model, const std::string& origin, const std::vector<ImportedLayer>& layers, std::int64_t n_sinks, std::int64_t window, Accounting accounting,
-                   const EvidenceByLayer& evidence) {
+Plan imported_plan(const ModelIdentity& model, const std::string& origin, const std::vector<ImportedLayer>& layers, std::int64_t n_sinks, std::int64_t window,
+                   Accounting accounting, const EvidenceByLayer& evidence) {
   CALIB_CHECK(layers.size() == model.layers.size());
   Plan plan = empty_plan(model, n_sinks, window, accounting);
   plan.request.imported = origin;

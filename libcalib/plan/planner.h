@@ -26,8 +26,8 @@ struct SearchRequest {
   std::uint64_t seed = 0;   ///< of the random baseline
 };
 
-/// The plan without provenance. Where 16 bit fits a byte limit and nothing forbids it, the plan is bf16 without tiers. Constants come from sens.params. Throws as Candidates and search; kMismatch naming a unit whose
-/// scheme needs constants that sens.h5 lacks.
+/// The plan without provenance. Where 16 bit fits a byte limit and nothing forbids it, the plan is bf16 without tiers. Constants come from sens.params. Throws
+/// as Candidates and search; kMismatch naming a unit whose scheme needs constants that sens.h5 lacks.
 Plan search_plan(const sens::SensResult& sens, const EvidenceByLayer& evidence, const SearchRequest& request, const LogSink& log = {});
 
 /// The steps of search_plan: what may be chosen, and a choice written out as a plan.
@@ -45,7 +45,8 @@ using FitSaliency = std::function<quant::SaliencyFactors(const LayerGeometry&)>;
 
 /// One pair for every layer, with the preset's sinks, window and salient tier (`saliency` is asked for presets that have one). Checks
 /// each scheme against each layer.
-Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit, const FitSaliency& saliency = {});
+Plan uniform_plan(const ModelIdentity& model, const quant::Preset& preset, Accounting accounting, const EvidenceByLayer& evidence, const FitUnit& fit,
+                  const FitSaliency& saliency = {});
 
 /// What another tool chose for one layer: schemes without calibrated constants, and where that stands.
 struct ImportedLayer {
@@ -55,8 +56,8 @@ struct ImportedLayer {
 
 /// Those choices as a plan, layers as model.layers. `origin` names the tool and its setting, as Request::imported. Checks each scheme
 /// against each layer.
-Plan imported_plan(const ModelIdentity& model, const std::string& origin, const std::vector<ImportedLayer>& layers, std::int64_t n_sinks, std::int64_t window, Accounting accounting,
-                   const EvidenceByLayer& evidence);
+Plan imported_plan(const ModelIdentity& model, const std::string& origin, const std::vector<ImportedLayer>& layers, std::int64_t n_sinks, std::int64_t window,
+                   Accounting accounting, const EvidenceByLayer& evidence);
 
 /// Stored key order and llama.cpp block order of a unit (KERNELS.md 3.3, FORMATS.md 2).
 std::string default_chan_perm(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer);

@@ -184,8 +184,9 @@ Found within_score(const Candidates& c, const std::vector<Problem>& problems, do
     return reached <= limit ? fmt::format("{} can be met", limit_text(c, limits, reached)) : "";
   });
   const char* const what = limits.as_ppl_ratio ? "PPL ratio" : "KL";
-  fail(ErrorKind::kInfeasible, fmt::format("predicted {} <= {}", what, limits.asked.empty() ? fmt::format("{:.6g}", limit) : limits.asked), "the lowest limit that these candidates{} can meet is {}{}; {}",
-       c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "", limit_text(c, limits, lowest_limit(c, problems)),
+  fail(ErrorKind::kInfeasible, fmt::format("predicted {} <= {}", what, limits.asked.empty() ? fmt::format("{:.6g}", limit) : limits.asked),
+       "the lowest limit that these candidates{} can meet is {}{}; {}", c.restrictions().any() ? " and " + restrictions_text(c.restrictions()) : "",
+       limit_text(c, limits, lowest_limit(c, problems)),
        c.wide_groups() ? fmt::format(" ({} x prediction + 1 SE: 4 or more query heads per KV head)", kWideGroupFactor) : "",
        loosened.empty() ? "ask for that, or score wider schemes (kvsens --candidates bf16,int8.channel.g64.pre,…)" : loosened);
 }
@@ -267,8 +268,9 @@ Found search(const Candidates& c, const Limits& limits) {
   Found found = within_score(c, problems, max_kl, limits);
   const auto bytes_at = [&](double bits) { return budget_bytes({Budget::Kind::kEffectiveBits, bits, ""}, c.elements(), 1, 1); };
   if (found.bytes > bytes_at(profile.max_bits))
-    fail(ErrorKind::kInfeasible, "--profile " + limits.profile, "predicted KL <= {:.6f} needs {} effective bits at T={}, the profile ends at {:.2f}; use --profile accuracy, --max-kl or --budget",
-         max_kl, bits_that_allow(found.bytes, c.elements()), c.accounting().context_tokens, profile.max_bits);
+    fail(ErrorKind::kInfeasible, "--profile " + limits.profile,
+         "predicted KL <= {:.6f} needs {} effective bits at T={}, the profile ends at {:.2f}; use --profile accuracy, --max-kl or --budget", max_kl,
+         bits_that_allow(found.bytes, c.elements()), c.accounting().context_tokens, profile.max_bits);
   if (found.bytes < bytes_at(profile.min_bits)) {  // the band's lower end buys accuracy that the profile's users expect
     const std::int64_t limit = std::max(bytes_at(profile.min_bits), least_bytes_of(problems));
     found = *best_within(c, problems, limit);

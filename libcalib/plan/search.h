@@ -27,7 +27,8 @@ struct Problem {
   std::vector<LayerGroup> groups;
   Knapsack knapsack;
 };
-std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter = {}, bool with_constants = false, bool with_tiers = true);
+std::vector<Problem> problems_of(const Candidates& candidates, bool window_per_layer, const Candidates::Filter& filter = {}, bool with_constants = false,
+                                 bool with_tiers = true);
 
 struct Found {
   std::vector<LayerOption> choice;  ///< per layer

@@ -9,12 +9,14 @@ namespace calib::plan {
 namespace {
 
 void note_differences(const sens::SensResult& sens, const sens::SaliencySettings& s, const LogSink& log) {
-  if (s.salient != sens.salient_scheme) log.note(fmt::format("hit rates were measured beside a tier at {}, scores with {}: hit rates do not depend on it", s.salient, sens.salient_scheme));
+  if (s.salient != sens.salient_scheme)
+    log.note(fmt::format("hit rates were measured beside a tier at {}, scores with {}: hit rates do not depend on it", s.salient, sens.salient_scheme));
   for (const std::string& base : std::set<std::string>{s.base_k, s.base_v})
     if (std::find(sens.schemes.begin(), sens.schemes.end(), base) == sens.schemes.end())
       log.note(fmt::format("hit rates were measured beside the base scheme {}, which is no candidate: hit rates do not depend on it", base));
   if (std::find(sens.windows.begin(), sens.windows.end(), s.window) == sens.windows.end())
-    log.note(fmt::format("hit rates were measured behind a window of {}, scores with {}", s.window, fmt::join(std::set<std::int64_t>(sens.windows.begin(), sens.windows.end()), ", ")));
+    log.note(fmt::format("hit rates were measured behind a window of {}, scores with {}", s.window,
+                         fmt::join(std::set<std::int64_t>(sens.windows.begin(), sens.windows.end()), ", ")));
 }
 
 }  // namespace
@@ -23,7 +25,8 @@ TierRules tier_rules(const sens::SensResult& sens, const sens::SaliencyVerdicts&
   TierRules rules;
   if (sens.salient_scheme.empty()) return rules;
   if (verdicts.settings.n_sinks != sens.n_sinks)
-    fail(ErrorKind::kMismatch, "sinks", "the token saliency was measured past {} of them, the scores past {}; run kvsens saliency with --sinks {}", verdicts.settings.n_sinks, sens.n_sinks, sens.n_sinks);
+    fail(ErrorKind::kMismatch, "sinks", "the token saliency was measured past {} of them, the scores past {}; run kvsens saliency with --sinks {}",
+         verdicts.settings.n_sinks, sens.n_sinks, sens.n_sinks);
   note_differences(sens, verdicts.settings, log);
   std::set<double> shares(sens.salient_fractions.begin(), sens.salient_fractions.end());
   shares.erase(0.0);

@@ -71,8 +71,9 @@ struct LogRatios {
 bool in_trusted_range(double estimate, double above) { return estimate >= above / kTrustedSpan && estimate <= above; }
 
 [[noreturn]] void too_few_pairs(std::size_t n, double above) {
-  fail(ErrorKind::kInfeasible, "--above", "{} of the undominated options lie between {:g} and {:g} nats, a slope needs {}; score more schemes, or choose another limit", n,
-       above / kTrustedSpan, above, kLeastIsolatedPairs);
+  fail(ErrorKind::kInfeasible, "--above",
+       "{} of the undominated options lie between {:g} and {:g} nats, a slope needs {}; score more schemes, or choose another limit", n, above / kTrustedSpan,
+       above, kLeastIsolatedPairs);
 }
 
 /// Calls (side, cell, estimate, measured) for every measured cell whose logarithms exist.

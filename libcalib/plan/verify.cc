@@ -58,13 +58,15 @@ void check_tier(const Plan& plan, const LayerPlan& layer, const LayerGeometry& g
     problems.push_back(fmt::format("{}salient_fraction {:g} rounds to no token of an exit block", name, layer.salient_fraction));
   if (plan.salient)
     for (const bool key : {true, false})
-      if (const std::string shape = kvrt::check_shape(plan.salient->scheme, geometry.head_dim, key); !shape.empty()) problems.push_back(name + "salient tier: " + shape);
+      if (const std::string shape = kvrt::check_shape(plan.salient->scheme, geometry.head_dim, key); !shape.empty())
+        problems.push_back(name + "salient tier: " + shape);
   const std::size_t width = static_cast<std::size_t>(geometry.n_q_heads) * static_cast<std::size_t>(geometry.head_dim);
   if (f.rank < 1 || f.rank > quant::SaliencyFactors::kMostRank || f.a.size() != width || f.m.size() != width * static_cast<std::size_t>(f.rank))
     problems.push_back(fmt::format("{}saliency holds {} and {} values of rank {}, expected {} and {} at rank 1 to {}", name, f.a.size(), f.m.size(), f.rank, width,
                                    width * static_cast<std::size_t>(std::max(f.rank, 1)), quant::SaliencyFactors::kMostRank));
   for (const std::vector<float>* values : {&f.a, &f.m})
-    if (!std::all_of(values->begin(), values->end(), [](float x) { return std::isfinite(x); })) problems.push_back(name + "saliency holds a value that is not finite");
+    if (!std::all_of(values->begin(), values->end(), [](float x) { return std::isfinite(x); }))
+      problems.push_back(name + "saliency holds a value that is not finite");
 }
 
 void check_restrictions(const Plan& plan, std::vector<std::string>& problems) {
@@ -76,7 +78,9 @@ void check_restrictions(const Plan& plan, std::vector<std::string>& problems) {
       if (k != "bf16" || v != "bf16") problems.push_back(fmt::format("layer {}: {}:{}, but the request keeps it in bf16", layer.index, k, v));
       continue;
     }
-    const auto allowed = [](const std::vector<std::string>& list, const std::string& scheme) { return list.empty() || std::find(list.begin(), list.end(), scheme) != list.end(); };
+    const auto allowed = [](const std::vector<std::string>& list, const std::string& scheme) {
+      return list.empty() || std::find(list.begin(), list.end(), scheme) != list.end();
+    };
     if (!allowed(r.k, k)) problems.push_back(fmt::format("layer {} K: {} is not in the request's list", layer.index, k));
     if (!allowed(r.v, v)) problems.push_back(fmt::format("layer {} V: {} is not in the request's list", layer.index, v));
     if (r.same_kv && k != v) problems.push_back(fmt::format("layer {}: K is {} and V is {}, the request wants one scheme", layer.index, k, v));
@@ -102,7 +106,8 @@ void check_ladder(const Plan& plan, std::int64_t bytes, std::vector<std::string>
     const Rung& rung = plan.fallback[r];
     if (rung.bytes <= bytes) problems.push_back(fmt::format("fallback rung {} holds {} bytes, not more than what is below it ({})", r, rung.bytes, bytes));
     bytes = rung.bytes;
-    if (!tied && rung.changes.size() > most) problems.push_back(fmt::format("fallback rung {} changes {}, a tenth is {}", r, counted(rung.changes.size(), "unit"), most));
+    if (!tied && rung.changes.size() > most)
+      problems.push_back(fmt::format("fallback rung {} changes {}, a tenth is {}", r, counted(rung.changes.size(), "unit"), most));
     std::set<std::pair<int, Side>> changed;
     for (const RungChange& change : rung.changes) {
       const auto unit = bits.find({change.layer, change.side});
@@ -112,7 +117,8 @@ void check_ladder(const Plan& plan, std::int64_t bytes, std::vector<std::string>
         continue;
       }
       if (!changed.insert(unit->first).second) problems.push_back(name + " is changed twice");
-      if (kvrt::needs_calibration(change.scheme)) problems.push_back(fmt::format("{}: {} needs constants that the plan does not hold", name, kvrt::to_string(change.scheme)));
+      if (kvrt::needs_calibration(change.scheme))
+        problems.push_back(fmt::format("{}: {} needs constants that the plan does not hold", name, kvrt::to_string(change.scheme)));
       const double to = kvrt::code_bits(change.scheme.format);
       if (to < unit->second) problems.push_back(fmt::format("{} is lowered from {} to {} bits", name, unit->second, to));
       unit->second = to;
@@ -148,7 +154,8 @@ std::vector<std::string> verify_plan(const Plan& plan) {
       bytes += accounting.batch * kvrt::cache_bytes(layout, side, accounting.context_tokens);
     const double floor = unpadded_bytes(layout, accounting.context_tokens) * static_cast<double>(accounting.batch);
     const std::int64_t counted = layer_bytes(geometry, layer.k.scheme, layer.v.scheme, plan.tiers_of(layer), accounting);
-    if (static_cast<double>(counted) < floor - 1) problems.push_back(fmt::format("layer {}: {} bytes are fewer than its tokens need ({:.0f})", geometry.index, counted, floor));
+    if (static_cast<double>(counted) < floor - 1)
+      problems.push_back(fmt::format("layer {}: {} bytes are fewer than its tokens need ({:.0f})", geometry.index, counted, floor));
     constants += 4 * static_cast<std::int64_t>(layer.saliency.a.size() + layer.saliency.m.size());
     for (const UnitPlan* unit : {&layer.k, &layer.v})
       for (const auto& array : unit->params.arrays()) constants += 4 * static_cast<std::int64_t>(array.second->size());

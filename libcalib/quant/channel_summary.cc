@@ -98,7 +98,8 @@ void rotate(const kvrt::Scheme& scheme, Side side, const stats::LayerStats& laye
       mean.push_back(static_cast<float>(s.mean[index_of(s, h, c)]));
     }
     const double norm = std::sqrt(squares);
-    kvrt::hadamard_rotate(kvrt::is_llamacpp_block(scheme.format) ? kvrt::llamacpp_hadamard_order(d, side == Side::kK) : kvrt::hadamard_order(d), mean.data(), d, false);
+    kvrt::hadamard_rotate(kvrt::is_llamacpp_block(scheme.format) ? kvrt::llamacpp_hadamard_order(d, side == Side::kK) : kvrt::hadamard_order(d), mean.data(), d,
+                          false);
     const float* smooth = params.smooth.empty() ? nullptr : &params.smooth[index_of(s, h, 0)];
     const std::vector<double> covariance = is_float ? std::vector<double>() : stored_covariance(layer, side, h, scheme, smooth, max_distance);
     for (int c = 0; c < d; ++c) {

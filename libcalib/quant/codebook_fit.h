@@ -22,8 +22,8 @@ class NormalisedHistogram {
 
 /// The k means that minimise sum of w (x - nearest mean)^2 over points that are given in ascending order by their weights and weighted
 /// sums w x. Exact: dynamic programming over the points, no seeds, no restarts. Points below 1e-12 of the whole weight do not count (they
-/// would drown in the rounding of prefix sums); fewer than k others are all taken, the last one repeated. Ascending. Requires: k >= 1. Throws kNumeric if all weights are 0.
-/// Source: Wang & Song 2011 (Ckmeans.1d.dp), with the monotone division of the search by Aggarwal et al.
+/// would drown in the rounding of prefix sums); fewer than k others are all taken, the last one repeated. Ascending. Requires: k >= 1. Throws kNumeric if all
+/// weights are 0. Source: Wang & Song 2011 (Ckmeans.1d.dp), with the monotone division of the search by Aggarwal et al.
 std::vector<double> optimal_means(const std::vector<double>& weight, const std::vector<double>& weighted_sum, std::size_t k);
 
 /// Q-Norm: the means moved and stretched, (c - m_Q) std(x) / std(Q) + m_x, so that what they code (the nearest mean of each point) has the

@@ -102,15 +102,16 @@ SaliencyFactors saliency_factors(const stats::LayerStats& layer, std::uint64_t s
   return saliency_factors(queries);
 }
 
-std::vector<double> exit_block_scores(const LayerGeometry& layer, const SaliencyFactors& factors, int head, std::int64_t length, const float* k, const float* v, std::int64_t stride,
-                                      std::int64_t n_tokens) {
+std::vector<double> exit_block_scores(const LayerGeometry& layer, const SaliencyFactors& factors, int head, std::int64_t length, const float* k, const float* v,
+                                      std::int64_t stride, std::int64_t n_tokens) {
   const auto d = static_cast<std::size_t>(layer.head_dim), rank = static_cast<std::size_t>(factors.rank), n = static_cast<std::size_t>(n_tokens);
   const int group = layer.n_q_heads / layer.n_kv_heads;
   CALIB_CHECK(factors.a.size() == static_cast<std::size_t>(layer.n_q_heads) * d && factors.m.size() == factors.a.size() * rank);
   const RopeTurn back(layer, -length, 1.0);
   std::vector<double> keys(n * d), out(n, 0.0), z(n), along(rank);
   for (std::size_t j = 0; j < n; ++j) {
-    std::copy(k + static_cast<std::int64_t>(j) * stride, k + static_cast<std::int64_t>(j) * stride + layer.head_dim, keys.begin() + static_cast<std::ptrdiff_t>(j * d));
+    std::copy(k + static_cast<std::int64_t>(j) * stride, k + static_cast<std::int64_t>(j) * stride + layer.head_dim,
+              keys.begin() + static_cast<std::ptrdiff_t>(j * d));
     back.apply(&keys[j * d]);
   }
   for (int q = head * group; q < (head + 1) * group; ++q) {

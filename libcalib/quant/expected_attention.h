@@ -44,7 +44,7 @@ SaliencyFactors saliency_factors(const stats::LayerStats& layer, std::uint64_t s
 /// Scores of tokens that leave the window together when the sequence has `length` tokens: softmax of z over them, mean over the query
 /// heads of KV head `head`, times |v|. k (post-RoPE) and v: rows of D, `stride` floats apart. Shape: [n_tokens].
 /// Requires: factors of this layer.
-std::vector<double> exit_block_scores(const LayerGeometry& layer, const SaliencyFactors& factors, int head, std::int64_t length, const float* k, const float* v, std::int64_t stride,
-                                      std::int64_t n_tokens);
+std::vector<double> exit_block_scores(const LayerGeometry& layer, const SaliencyFactors& factors, int head, std::int64_t length, const float* k, const float* v,
+                                      std::int64_t stride, std::int64_t n_tokens);
 
 }  // namespace calib::quant

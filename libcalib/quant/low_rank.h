@@ -15,8 +15,8 @@ struct LowRankBasis {
 };
 
 /// With S = (moment + 1e-4 mean diagonal I)^(1/2) over the mean diagonal, and U the top eigenvectors of S covariance S: in = S U H^T,
-/// out = H U^T S^-1, where H spreads the coefficients (hadamard_order of the rank, rows signed so that its first column is positive; the identity where there is none).
-/// moment: [dim, dim] what an error costs; all zeros counts as the identity. covariance: [dim, dim] of the rows. Both symmetric, positive
+/// out = H U^T S^-1, where H spreads the coefficients (hadamard_order of the rank, rows signed so that its first column is positive; the identity where there
+/// is none). moment: [dim, dim] what an error costs; all zeros counts as the identity. covariance: [dim, dim] of the rows. Both symmetric, positive
 /// semi-definite: throws kNumeric naming the one that is not. Requires: 1 <= rank <= dim.
 LowRankBasis low_rank_basis(const std::vector<double>& moment, const std::vector<double>& covariance, int dim, int rank);
 

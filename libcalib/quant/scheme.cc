@@ -156,7 +156,8 @@ void check_scheme(const kvrt::Scheme& scheme, const LayerGeometry& layer, Side s
     if (!has_rope(layer)) fail(ErrorKind::kUsage, where, "`pair` needs RoPE, and this layer has none; leave it out");
     const int group = scheme.granularity == kvrt::Granularity::kToken && scheme.group > 0 ? scheme.group : layer.head_dim;
     if (!kvrt::pairs_map_groups(layer.rotary_dim, layer.rope_style == RopeStyle::kInterleaved, layer.head_dim, group))
-      fail(ErrorKind::kUsage, where, "RoPE pairs of {} channels do not map groups of {} onto groups; leave `pair` out or use another group", layer.rotary_dim, group);
+      fail(ErrorKind::kUsage, where, "RoPE pairs of {} channels do not map groups of {} onto groups; leave `pair` out or use another group", layer.rotary_dim,
+           group);
   }
 }
 

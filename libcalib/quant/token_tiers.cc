@@ -16,7 +16,8 @@ kvrt::Scheme parse_salient_scheme(const std::string& text, const std::string& wh
   if (kvrt::code_bits(scheme.format) != 8 || scheme.granularity != kvrt::Granularity::kToken)
     fail(ErrorKind::kUsage, where, "is {}, but a salient tier holds 8-bit codes in token groups; {}", kvrt::to_string(scheme), example);
   if (scheme.pre || scheme.smooth || scheme.pair || kvrt::needs_calibration(scheme))
-    fail(ErrorKind::kUsage, where, "is {}, but a salient tier holds keys after RoPE and values alike, without calibrated constants; {}", kvrt::to_string(scheme), example);
+    fail(ErrorKind::kUsage, where, "is {}, but a salient tier holds keys after RoPE and values alike, without calibrated constants; {}",
+         kvrt::to_string(scheme), example);
   if (const std::string missing = kvrt::check_implemented(scheme); !missing.empty()) fail(ErrorKind::kUnsupported, where, "{}", missing);
   return scheme;
 }
@@ -40,7 +41,8 @@ TierMap place_block(const LayerGeometry& layer, const SaliencyFactors& factors, 
   return map;
 }
 
-TierMap place_tokens(const LayerGeometry& layer, const SaliencyFactors& factors, const kvrt::Tiers& tiers, std::int64_t n_tokens, const float* k_post, const float* v, ThreadPool& pool) {
+TierMap place_tokens(const LayerGeometry& layer, const SaliencyFactors& factors, const kvrt::Tiers& tiers, std::int64_t n_tokens, const float* k_post,
+                     const float* v, ThreadPool& pool) {
   const std::int64_t block = tiers.exit_block(), blocks = kvrt::blocks_out(tiers, n_tokens), row = std::int64_t{layer.n_kv_heads} * layer.head_dim;
   TierMap map{tiers.n_sinks, blocks * block, {}};
   std::vector<TierMap> placed(static_cast<std::size_t>(blocks));
@@ -52,8 +54,8 @@ TierMap place_tokens(const LayerGeometry& layer, const SaliencyFactors& factors,
   return map;
 }
 
-void fake_quant_tier(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer, const SchemeParams& params, const TierMap& map, bool salient, const float* x, float* out,
-                     ThreadPool& pool) {
+void fake_quant_tier(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer, const SchemeParams& params, const TierMap& map, bool salient,
+                     const float* x, float* out, ThreadPool& pool) {
   const std::int64_t heads = layer.n_kv_heads, d = layer.head_dim;
   std::vector<std::vector<std::int64_t>> tokens(static_cast<std::size_t>(heads));  // per head, of this tier
   for (std::int64_t t = 0; t < map.n_tokens; ++t)
@@ -65,7 +67,8 @@ void fake_quant_tier(const kvrt::Scheme& scheme, Side side, const LayerGeometry&
   std::vector<float> dense(static_cast<std::size_t>(n * heads * d));
   const auto each_row = [&](auto&& move) {
     pool.parallel_for(n, [&](std::int64_t i) {
-      for (std::int64_t h = 0; h < heads; ++h) move(dense.data() + (i * heads + h) * d, (tokens[static_cast<std::size_t>(h)][static_cast<std::size_t>(i)] * heads + h) * d);
+      for (std::int64_t h = 0; h < heads; ++h)
+        move(dense.data() + (i * heads + h) * d, (tokens[static_cast<std::size_t>(h)][static_cast<std::size_t>(i)] * heads + h) * d);
     });
   };
   each_row([&](float* row, std::int64_t at) { std::copy(x + at, x + at + d, row); });

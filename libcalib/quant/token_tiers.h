@@ -40,12 +40,13 @@ struct TierMap {
 /// first + E + W; ties go to the older token. k_post and v: the block's rows, [E, H, D].
 TierMap place_block(const LayerGeometry& layer, const SaliencyFactors& factors, const kvrt::Tiers& tiers, std::int64_t first, const float* k_post, const float* v);
 /// All blocks that have left the window of a document. k_post, v: [T, H, D]. Independent of the pool's size.
-TierMap place_tokens(const LayerGeometry& layer, const SaliencyFactors& factors, const kvrt::Tiers& tiers, std::int64_t n_tokens, const float* k_post, const float* v, ThreadPool& pool);
+TierMap place_tokens(const LayerGeometry& layer, const SaliencyFactors& factors, const kvrt::Tiers& tiers, std::int64_t n_tokens, const float* k_post,
+                     const float* v, ThreadPool& pool);
 
 /// decode(encode(x)) of the tokens that stand in one tier, each head's in their order, so that channel groups run over consecutive tokens
 /// of that tier and head. The input is rounded to BF16, as it comes from the ring. x, out: [T, H, D] in the scheme's frame, T reaching to
 /// the map's end; other places of out stay as they are. Throws as fake_quant_document().
-void fake_quant_tier(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer, const SchemeParams& params, const TierMap& map, bool salient, const float* x, float* out,
-                     ThreadPool& pool);
+void fake_quant_tier(const kvrt::Scheme& scheme, Side side, const LayerGeometry& layer, const SchemeParams& params, const TierMap& map, bool salient,
+                     const float* x, float* out, ThreadPool& pool);
 
 }  // namespace calib::quant

@@ -102,7 +102,8 @@ std::vector<double> bounded_least_squares(const Matrix& x, const Matrix& y) {
 }
 
 /// o of every row: exact, from all keys.
-Matrix exact_output(std::span<const double> scores, std::size_t n_keys, std::span<const double> values, std::size_t d, const Matrix& sums, const std::vector<double>& largest) {
+Matrix exact_output(std::span<const double> scores, std::size_t n_keys, std::span<const double> values, std::size_t d, const Matrix& sums,
+                    const std::vector<double>& largest) {
   Matrix o(sums.n_rows, d);
   for (std::size_t r = 0; r < o.n_rows; ++r)
     for (std::size_t j = 0; j < n_keys; ++j) {
@@ -151,7 +152,8 @@ AttentionMatch& AttentionMatch::operator+=(const AttentionMatch& other) {
   return *this;
 }
 
-CompactBlock refit_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values, std::int64_t head_dim) {
+CompactBlock refit_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values,
+                           std::int64_t head_dim) {
   const auto d = static_cast<std::size_t>(head_dim);
   const Problem problem = set_up(scores, n_keys, kept, values, head_dim);
   const std::vector<double> b = bounded_least_squares(problem.x, problem.sums);
@@ -176,8 +178,8 @@ CompactBlock refit_compact(std::span<const double> scores, std::int64_t n_keys, 
   return out;
 }
 
-AttentionMatch match_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values, std::int64_t head_dim,
-                             const CompactBlock& block) {
+AttentionMatch match_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values,
+                             std::int64_t head_dim, const CompactBlock& block) {
   const auto d = static_cast<std::size_t>(head_dim);
   const Problem problem = set_up(scores, n_keys, kept, values, head_dim);
   CALIB_CHECK(block.beta.size() == kept.size() && block.values.size() == kept.size() * d);

@@ -32,10 +32,11 @@ struct CompactBlock {
 /// b = 1, then the values by least squares on the compact attention, as a change of the kept values; where the normal matrix is
 /// singular, a ridge of 1e-6 of its largest eigenvalue keeps that change small. All keys kept: beta 0 and the values themselves.
 /// scores: [R, N] exact; kept: K distinct keys; values: [N, D]. Requires: R, K >= 1.
-CompactBlock refit_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values, std::int64_t head_dim);
+CompactBlock refit_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values,
+                           std::int64_t head_dim);
 
 /// E_out and E_mass of a compact block against the exact one on the rows of `scores`.
-AttentionMatch match_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values, std::int64_t head_dim,
-                             const CompactBlock& block);
+AttentionMatch match_compact(std::span<const double> scores, std::int64_t n_keys, std::span<const std::int32_t> kept, std::span<const double> values,
+                             std::int64_t head_dim, const CompactBlock& block);
 
 }  // namespace calib::sens

@@ -22,7 +22,8 @@ AttentionLoss attention_loss(const at::Tensor& q, const at::Tensor& k, const at:
   for (std::size_t first = 0; first < sampled.rows.size(); first += kRowsPerTile) {
     const std::size_t end = std::min(sampled.rows.size(), first + kRowsPerTile);
     const std::int64_t n_rows = static_cast<std::int64_t>(end - first), n = sampled.rows[end - 1] + 1;
-    const at::Tensor rows = at::tensor(std::vector<std::int64_t>(sampled.rows.begin() + static_cast<std::ptrdiff_t>(first), sampled.rows.begin() + static_cast<std::ptrdiff_t>(end)));
+    const at::Tensor rows = at::tensor(
+        std::vector<std::int64_t>(sampled.rows.begin() + static_cast<std::ptrdiff_t>(first), sampled.rows.begin() + static_cast<std::ptrdiff_t>(end)));
     at::Tensor coded = at::zeros({n_rows, n}, at::kBool);
     for (std::int64_t r = 0; r < n_rows; ++r) {
       const std::int64_t seen = sampled.rows[first + static_cast<std::size_t>(r)] + 1, coded_end = std::min(seen, kvrt::coded_end(cache.tiers, seen));
@@ -32,16 +33,23 @@ AttentionLoss attention_loss(const at::Tensor& q, const at::Tensor& k, const at:
     at::Tensor unseen = keys > at_row;
     if (layer.sliding_window > 0) unseen = unseen.logical_or(keys <= at_row - layer.sliding_window);
     // [H, G * rows, n]: rows innermost, so that one mask of [rows, n] serves all heads.
-    const at::Tensor queries = (q.to(at::kCPU, at::kDouble).index_select(0, rows) * layer.softmax_scale).view({n_rows, heads, group, d}).permute({1, 2, 0, 3}).reshape({heads, group * n_rows, d});
+    const at::Tensor queries = (q.to(at::kCPU, at::kDouble).index_select(0, rows) * layer.softmax_scale)
+                                   .view({n_rows, heads, group, d})
+                                   .permute({1, 2, 0, 3})
+                                   .reshape({heads, group * n_rows, d});
     const auto scores = [&](const at::Tensor& of) { return at::bmm(queries, head_first(of, n).transpose(1, 2)).view({heads, group, n_rows, n}); };
     constexpr double kUnseen = -std::numeric_limits<double>::infinity();
     const at::Tensor s = scores(k).masked_fill(unseen, kUnseen), s_hat = at::where(coded, scores(cache.k_coded), scores(cache.k_exact)).masked_fill(unseen, kUnseen);
     const at::Tensor mass = at::logsumexp(s, {-1}), mass_hat = at::logsumexp(s_hat, {-1});
     const at::Tensor p = at::exp(s - mass.unsqueeze(-1)), p_hat = at::exp(s_hat - mass_hat.unsqueeze(-1));
     const at::Tensor kl = (p * (s - s_hat).masked_fill(unseen, 0.0)).sum(-1) - mass + mass_hat;
-    const auto read = [&](const at::Tensor& weights, const at::Tensor& values) { return at::bmm(weights.reshape({heads, group * n_rows, n}), head_first(values, n)); };
+    const auto read = [&](const at::Tensor& weights, const at::Tensor& values) {
+      return at::bmm(weights.reshape({heads, group * n_rows, n}), head_first(values, n));
+    };
     const at::Tensor o = read(p, v), o_hat = read(p_hat * coded, cache.v_coded) + read(p_hat * coded.logical_not(), cache.v_exact);
-    const at::Tensor weight = at::tensor(std::vector<double>(sampled.weight.begin() + static_cast<std::ptrdiff_t>(first), sampled.weight.begin() + static_cast<std::ptrdiff_t>(end)), at::kDouble);
+    const at::Tensor weight =
+        at::tensor(std::vector<double>(sampled.weight.begin() + static_cast<std::ptrdiff_t>(first), sampled.weight.begin() + static_cast<std::ptrdiff_t>(end)),
+                   at::kDouble);
     const auto sum = [&](const at::Tensor& per_row) { return (per_row.view({heads, group, n_rows}) * weight).sum().item<double>(); };
     AttentionMatch match;
     match.n_rows = weight.sum().item<double>() * static_cast<double>(heads * group);

@@ -99,7 +99,8 @@ void lay_out_grid(const quant::CandidateList& candidates, const std::vector<int>
       for (const std::string& post : in_post) add_once(result->schemes, post);
     }
   if (!one_frame.empty())
-    log.note(fmt::format("layers {} have no RoPE: their keys have one frame, and schemes with `pre` stand there without it", layer_list({one_frame.begin(), one_frame.end()})));
+    log.note(fmt::format("layers {} have no RoPE: their keys have one frame, and schemes with `pre` stand there without it",
+                         layer_list({one_frame.begin(), one_frame.end()})));
   if (result->schemes.empty()) fail(ErrorKind::kUsage, "--candidates", "no candidate scheme fits this model");
 
   const std::size_t n = result->schemes.size();
@@ -126,7 +127,9 @@ void store_params(const UnitCandidate& candidate, std::size_t unit, SensResult* 
   for (const auto& [name, values] : candidate.params.arrays())
     for (const kvrt::PlanConstant& constant : needed)
       if (constant.name == name)
-        arrays.push_back({std::string(name), constant.shape[1] ? std::vector<std::int64_t>{constant.shape[0], constant.shape[1]} : std::vector<std::int64_t>{constant.shape[0]}, *values});
+        arrays.push_back({std::string(name),
+                          constant.shape[1] ? std::vector<std::int64_t>{constant.shape[0], constant.shape[1]} : std::vector<std::int64_t>{constant.shape[0]},
+                          *values});
   if (!arrays.empty()) grid->params[params_key(*grid, unit, candidate.scheme_idx)] = std::move(arrays);
 }
 

@@ -130,7 +130,8 @@ std::optional<Contender> rotated_contender(const Contender& contender, const Mod
   }
   if (n_keys + n_values == 0) return std::nullopt;
   out.header.name += fmt::format(" rotate {}", rotation_name(kind));
-  out.header.description += fmt::format(", {} in the place of had on the keys of {} and the values of {}", rotation_name(kind), counted(n_keys, "layer"), counted(n_values, "layer"));
+  out.header.description +=
+      fmt::format(", {} in the place of had on the keys of {} and the values of {}", rotation_name(kind), counted(n_keys, "layer"), counted(n_values, "layer"));
   return out;
 }
 

@@ -34,7 +34,12 @@ class ScoreRows {
       : layer_(layer), sampled_(sampled), group_(layer.n_q_heads / layer.n_kv_heads) {
     const auto n_rows = static_cast<std::int64_t>(sampled.rows.size());
     // [H, G * R, D], rows innermost.
-    q_ = on_cpu(q).index_select(0, at::tensor(sampled.rows)).view({n_rows, layer.n_kv_heads, group_, layer.head_dim}).permute({1, 2, 0, 3}).reshape({layer.n_kv_heads, group_ * n_rows, layer.head_dim}).contiguous();
+    q_ = on_cpu(q)
+             .index_select(0, at::tensor(sampled.rows))
+             .view({n_rows, layer.n_kv_heads, group_, layer.head_dim})
+             .permute({1, 2, 0, 3})
+             .reshape({layer.n_kv_heads, group_ * n_rows, layer.head_dim})
+             .contiguous();
     exact_ = scores(k);
   }
 
@@ -117,7 +122,8 @@ std::vector<text::Document> damage_documents(const std::vector<text::Document>& 
   return out;
 }
 
-DamageGate::DamageGate(const model::StreamingModel& model, std::vector<text::Document> documents, const DamageOptions& options, ThreadPool& pool, const EvaluateProgressFn& progress)
+DamageGate::DamageGate(const model::StreamingModel& model, std::vector<text::Document> documents, const DamageOptions& options, ThreadPool& pool,
+                       const EvaluateProgressFn& progress)
     : model_(model), documents_(std::move(documents)), options_(options), pool_(pool) {
   CALIB_CHECK(!documents_.empty());
   std::vector<Contender> noise;

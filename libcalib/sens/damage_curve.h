@@ -46,7 +46,8 @@ inline constexpr std::int64_t kDamageRuns = static_cast<std::int64_t>(kDamageSig
 class DamageGate {
  public:
   /// Measures the curve on `documents`, those of damage_documents(). References must outlive it. Requires: at least one. Throws as evaluate().
-  DamageGate(const model::StreamingModel& model, std::vector<text::Document> documents, const DamageOptions& options, ThreadPool& pool, const EvaluateProgressFn& progress = {});
+  DamageGate(const model::StreamingModel& model, std::vector<text::Document> documents, const DamageOptions& options, ThreadPool& pool,
+             const EvaluateProgressFn& progress = {});
 
   const DamageCurve& curve() const { return curve_; }
   /// One pass of the reference: the scores of its own queries and keys against those over each contender's cache, every row reading keys

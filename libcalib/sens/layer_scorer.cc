@@ -67,7 +67,8 @@ at::Tensor LayerScorer::error_of(const UnitCandidate& candidate, Side side, cons
 const quant::TierMap& LayerScorer::placement(const kvrt::Tiers& tiers) {
   for (const auto& [known, map] : placements_)
     if (same(known, tiers)) return map;
-  placements_.emplace_back(tiers, quant::place_tokens(block_.geometry(), salient_->factors, tiers, k_post_.size(0), k_post_.data_ptr<float>(), v_.data_ptr<float>(), pool_));
+  placements_.emplace_back(
+      tiers, quant::place_tokens(block_.geometry(), salient_->factors, tiers, k_post_.size(0), k_post_.data_ptr<float>(), v_.data_ptr<float>(), pool_));
   return placements_.back().second;
 }
 

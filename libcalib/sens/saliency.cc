@@ -52,7 +52,8 @@ void rotate_row(const LayerGeometry& layer, std::int64_t position, double* x) {
   quant::RopeTurn(layer, position, layer.attention_factor).apply(x);
 }
 
-std::vector<double> expected_logits(const FutureQuery& query, const LayerGeometry& layer, std::int64_t length, const float* k, std::int64_t stride, std::int64_t n_keys) {
+std::vector<double> expected_logits(const FutureQuery& query, const LayerGeometry& layer, std::int64_t length, const float* k, std::int64_t stride,
+                                    std::int64_t n_keys) {
   const std::size_t d = query.linear.size();
   const quant::RopeTurn back(layer, -length, 1.0);
   std::vector<double> out, key(d);
@@ -149,8 +150,8 @@ std::int64_t n_common(std::span<const std::int32_t> a, std::span<const std::int3
   return n;
 }
 
-CALIB_WIDE_CLONES void add_gain_row(const float* p, const float* v_dot_o, const double* v_norm2, double o_norm2, double q_norm2, std::int64_t n_keys, double* key_part,
-                                    double* value_part) {
+CALIB_WIDE_CLONES void add_gain_row(const float* p, const float* v_dot_o, const double* v_norm2, double o_norm2, double q_norm2, std::int64_t n_keys,
+                                    double* key_part, double* value_part) {
   for (std::int64_t j = 0; j < n_keys; ++j) {
     const double weight = static_cast<double>(p[j]) * static_cast<double>(p[j]);
     const double distance2 = v_norm2[j] - 2 * static_cast<double>(v_dot_o[j]) + o_norm2;
@@ -170,7 +171,8 @@ std::vector<std::string> abstain_reasons(const SaliencyEvidence& e) {
   std::vector<std::string> out;
   if (!(e.catchable > 0)) out.push_back("no later row attends to coded tokens: nothing to catch");
   if (e.hit_rate < kLeastHitRate) out.push_back(fmt::format("hit rate {:.3f} < {:.2f}", e.hit_rate, kLeastHitRate));
-  if (e.normalised_entropy > kMostEntropy) out.push_back(fmt::format("attention entropy {:.3f} of ln n > {:.1f}: all tokens weigh alike", e.normalised_entropy, kMostEntropy));
+  if (e.normalised_entropy > kMostEntropy)
+    out.push_back(fmt::format("attention entropy {:.3f} of ln n > {:.1f}: all tokens weigh alike", e.normalised_entropy, kMostEntropy));
   if (e.fitted && e.n_statistics_rows < kLeastStatisticsRows)
     out.push_back(fmt::format("{} query rows in the statistics < {}", e.n_statistics_rows, kLeastStatisticsRows));
   if (e.fitted && e.query_shift > kMostQueryShift)

@@ -21,7 +21,8 @@ using quant::FutureQuery, quant::future_distances, quant::future_query;
 
 /// Logits z of post-RoPE keys k[j], `stride` floats apart, for queries `length` positions past those that `query` was made for: the keys
 /// are turned back by as much, so that one FutureQuery of distances serves every length. Shape: [n_keys].
-std::vector<double> expected_logits(const FutureQuery& query, const LayerGeometry& layer, std::int64_t length, const float* k, std::int64_t stride, std::int64_t n_keys);
+std::vector<double> expected_logits(const FutureQuery& query, const LayerGeometry& layer, std::int64_t length, const float* k, std::int64_t stride,
+                                    std::int64_t n_keys);
 
 /// Expected Attention of a KV head: softmax of z over the keys, mean over the group's query heads, times what the value weighs.
 /// logits: one row per query head; value_norm: mean over the group of |W_o v_j| (or |v_j|). Shape: [n_keys].
@@ -66,7 +67,8 @@ std::int64_t n_common(std::span<const std::int32_t> a, std::span<const std::int3
 
 /// What 8 bits instead of the base scheme would save at each key, of one row (identity 4 of METHODS.md 2). Adds |q|^2 p^2 |v - o|^2 to
 /// key_part and p^2 to value_part. v_dot_o: v_j . o; v_norm2: |v_j|^2.
-void add_gain_row(const float* p, const float* v_dot_o, const double* v_norm2, double o_norm2, double q_norm2, std::int64_t n_keys, double* key_part, double* value_part);
+void add_gain_row(const float* p, const float* v_dot_o, const double* v_norm2, double o_norm2, double q_norm2, std::int64_t n_keys, double* key_part,
+                  double* value_part);
 /// Per-coordinate error variances of the base scheme less those of the salient one.
 struct SavedVariance {
   double key = 0, value = 0;

@@ -86,7 +86,9 @@ void HeadSaliency::measure_attention(const HeadInputs& in, const Torch& t) {
         const std::int64_t first = map_.first_key(row), n_vis = row + 1 - first;
         std::fill(x, x + first, 0.0f), std::fill(x + row + 1, x + r1, 0.0f);
         stats::row_softmax(x + first, static_cast<std::size_t>(n_vis));
-        if (!std::isfinite(x[row])) fail(ErrorKind::kNumeric, fmt::format("layer {}", g.index), "the attention of document {}, KV head {}, token position {} is not finite", in.document, in.head, row);
+        if (!std::isfinite(x[row]))
+          fail(ErrorKind::kNumeric, fmt::format("layer {}", g.index), "the attention of document {}, KV head {}, token position {} is not finite", in.document,
+               in.head, row);
         float* const mean = map_.row(row);
         for (std::int64_t j = first; j <= row; ++j) mean[j] += x[j] / group;
         if (n_vis < stats::kMinVisibleKeys) continue;
@@ -128,14 +130,16 @@ std::vector<double> HeadSaliency::expected_scores(const HeadInputs& in, bool by_
   return expected_attention(logits, std::span(value_norm_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n_keys)));
 }
 
-std::array<std::vector<double>, kPlanScores> HeadSaliency::scores_at(const HeadInputs& in, bool by_block, std::int64_t length, std::int64_t first, std::int64_t end) const {
+std::array<std::vector<double>, kPlanScores> HeadSaliency::scores_at(const HeadInputs& in, bool by_block, std::int64_t length, std::int64_t first,
+                                                                     std::int64_t end) const {
   const LayerGeometry& g = *in.layer;
   std::array<std::vector<double>, kPlanScores> out;
   out[0] = expected_scores(in, by_block, length, first, end);
   out[1] = probe_scores(map_, probe_rows(length, Rng::for_item(in.seed, in.document, static_cast<std::uint64_t>(length))), first, end);
   out[2] = accumulated_scores(map_, length, first, end);
   for (std::int64_t j = first; j < end; ++j) out[3].push_back(static_cast<double>(j));
-  Rng rng = Rng::for_item(in.seed, in.document * 4096 + static_cast<std::uint64_t>(in.head), static_cast<std::uint64_t>(first) * 65536 + static_cast<std::uint64_t>(g.index));
+  Rng rng = Rng::for_item(in.seed, in.document * 4096 + static_cast<std::uint64_t>(in.head),
+                          static_cast<std::uint64_t>(first) * 65536 + static_cast<std::uint64_t>(g.index));
   for (std::int64_t j = first; j < end; ++j) out[4].push_back(rng.uniform());
   return out;
 }
@@ -179,7 +183,8 @@ void HeadSaliency::compare_tiers(const HeadInputs& in, const Torch& t) {
       for (std::size_t c = 0; c < SaliencyTally::kChoices; ++c) {
         salient.back()[c] = c == kOwnScores + 1 ? coded.back() : at::zeros({end}, at::kBool);
         if (c >= kOwnScores) continue;
-        const Choice choice = c == static_cast<std::size_t>(TokenScore::kOracle) ? choose_oracle(evidence_[b], in.fractions[f]) : choose(scores_, f, b, c, in.fractions[f], rows.first);
+        const Choice choice = c == static_cast<std::size_t>(TokenScore::kOracle) ? choose_oracle(evidence_[b], in.fractions[f])
+                                                                                 : choose(scores_, f, b, c, in.fractions[f], rows.first);
         for (const std::int32_t j : choice.by_block) salient.back()[c].data_ptr<bool>()[in.n_sinks + j] = true;
       }
     }
@@ -194,7 +199,8 @@ void HeadSaliency::compare_tiers(const HeadInputs& in, const Torch& t) {
         for (std::size_t c = 0; c < SaliencyTally::kChoices; ++c) {
           const at::Tensor& in_tier = salient[f][c];
           const at::Tensor s = at::where(in_tier, better, at::where(coded[f], base, exact));
-          const at::Tensor v = at::where(in_tier.unsqueeze(1), t.salient_v.slice(0, 0, end), at::where(coded[f].unsqueeze(1), t.base_v.slice(0, 0, end), t.v.slice(0, 0, end)));
+          const at::Tensor v =
+              at::where(in_tier.unsqueeze(1), t.salient_v.slice(0, 0, end), at::where(coded[f].unsqueeze(1), t.base_v.slice(0, 0, end), t.v.slice(0, 0, end)));
           const at::Tensor o_hat = at::matmul(at::softmax(s, 1), v);
           AttentionMatch match;
           match.error = (o - o_hat).to(at::kDouble).pow(2).sum().item<double>(), match.norm = norm;

@@ -46,8 +46,8 @@ SaliencyCell& SaliencyCell::operator+=(const SaliencyCell& o) {
   return *this;
 }
 
-SaliencyCell judge_choice(std::span<const double> mass, std::span<const double> gain, std::span<const std::int32_t> block_choice, std::span<const std::int32_t> prompt_choice,
-                          std::int64_t n_rows) {
+SaliencyCell judge_choice(std::span<const double> mass, std::span<const double> gain, std::span<const std::int32_t> block_choice,
+                          std::span<const std::int32_t> prompt_choice, std::int64_t n_rows) {
   CALIB_CHECK(block_choice.size() == prompt_choice.size() && mass.size() == gain.size());
   const auto count = static_cast<std::int64_t>(block_choice.size());
   const std::vector<std::int32_t> best = top_set(mass, count), best_gain = top_set(gain, count);
@@ -62,7 +62,8 @@ std::vector<JudgedRows> judged_buckets(std::int64_t n_tokens, std::span<const kv
   std::vector<JudgedRows> out;
   int bucket = 0;
   for (std::int64_t first = 256; first + kLeastJudgedRows <= n_tokens; first *= 2, ++bucket)
-    if (std::all_of(tiers.begin(), tiers.end(), [&](const kvrt::Tiers& t) { return kvrt::blocks_out(t, first) > 0; })) out.push_back({bucket, first, std::min(n_tokens, 2 * first)});
+    if (std::all_of(tiers.begin(), tiers.end(), [&](const kvrt::Tiers& t) { return kvrt::blocks_out(t, first) > 0; }))
+      out.push_back({bucket, first, std::min(n_tokens, 2 * first)});
   return out;
 }
 

@@ -19,8 +19,8 @@ struct SaliencyCell {
 
 /// One choice against the best. mass: attention that each coded token gets from the rows judged, gain: what 8 bits would save there.
 /// block_choice and prompt_choice: ascending, of equal size.
-SaliencyCell judge_choice(std::span<const double> mass, std::span<const double> gain, std::span<const std::int32_t> block_choice, std::span<const std::int32_t> prompt_choice,
-                          std::int64_t n_rows);
+SaliencyCell judge_choice(std::span<const double> mass, std::span<const double> gain, std::span<const std::int32_t> block_choice,
+                          std::span<const std::int32_t> prompt_choice, std::int64_t n_rows);
 
 /// Bucket b (from 1) of METHODS.md 3 as rows [first, end) of a document; judged if it has kLeastRows rows and its first row finds an exit
 /// block coded.

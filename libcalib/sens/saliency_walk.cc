@@ -57,8 +57,9 @@ class SaliencyTap final : public model::LayerTap {
     code_tiers(capture.tensors);
     std::vector<std::unique_ptr<HeadSaliency>> heads(static_cast<std::size_t>(geometry_.n_kv_heads));
     pool_.parallel_for(geometry_.n_kv_heads, [&](std::int64_t h) {
-      HeadInputs in{&geometry_, static_cast<int>(h), options_.n_sinks, options_.seed, static_cast<std::uint64_t>(document), options_.match_rows, &capture.tensors, &tiers_,
-                    output_moments_, future_, &factors_, fractions_, buckets};
+      HeadInputs in{&geometry_,          static_cast<int>(h), options_.n_sinks, options_.seed,   static_cast<std::uint64_t>(document),
+                    options_.match_rows, &capture.tensors,    &tiers_,          output_moments_, future_,
+                    &factors_,           fractions_,          buckets};
       heads[static_cast<std::size_t>(h)] = std::make_unique<HeadSaliency>(in);
       judge_own(*heads[static_cast<std::size_t>(h)], static_cast<int>(h), document);
     });
@@ -129,7 +130,10 @@ class SaliencyTap final : public model::LayerTap {
     out.resize(static_cast<std::size_t>(x.n_tokens * heads * d));
     quant::SchemeParams constants;
     if (kvrt::needs_calibration(scheme)) constants = params_(position_, side, scheme, options_.n_sinks);
-    quant::fake_quant_document(scheme, side, geometry_, constants, options_.n_sinks, kvrt::encodes_bf16(fractions_.front()), x.n_tokens, side == Side::kV ? x.v : pre ? x.k_pre : x.k_post,
+    quant::fake_quant_document(scheme, side, geometry_, constants, options_.n_sinks, kvrt::encodes_bf16(fractions_.front()), x.n_tokens,
+                               side == Side::kV ? x.v
+                               : pre            ? x.k_pre
+                                                : x.k_post,
                                out.data(), pool_);
     if (!pre) return;
     pool_.parallel_for(x.n_tokens, [&](std::int64_t t) {
@@ -148,7 +152,8 @@ class SaliencyTap final : public model::LayerTap {
       for (std::size_t b = 0; b < head.evidence().size(); ++b) {
         const BucketEvidence& e = head.evidence()[b];
         for (std::size_t s = 0; s < kOwnScores; ++s) {
-          const Choice choice = s == static_cast<std::size_t>(TokenScore::kOracle) ? choose_oracle(e, fractions_[f]) : choose(head.scores(), f, b, s, fractions_[f], e.rows.first);
+          const Choice choice = s == static_cast<std::size_t>(TokenScore::kOracle) ? choose_oracle(e, fractions_[f])
+                                                                                   : choose(head.scores(), f, b, s, fractions_[f], e.rows.first);
           tally_.cell(f, s, position_, h, e.rows.bucket, document) = judge(e, choice, fractions_[f]);
         }
       }
@@ -212,8 +217,10 @@ void check_saliency(const SaliencyOptions& options, const ModelIdentity& model, 
   }
   const std::size_t n = longest(documents);
   if (judged_buckets(static_cast<std::int64_t>(n), tiers).empty())
-    fail(ErrorKind::kInfeasible, "--data", "the longest document has {}: ranked at position 256, or the next power of two that finds an exit block of {} past {} sinks and a window of {}, "
-         "tokens need {} later rows to be judged by; give longer text or a larger --seq-len", counted(n, "token"), tiers.back().exit_block(), options.n_sinks, options.window, kLeastJudgedRows);
+    fail(ErrorKind::kInfeasible, "--data",
+         "the longest document has {}: ranked at position 256, or the next power of two that finds an exit block of {} past {} sinks and a window of {}, "
+         "tokens need {} later rows to be judged by; give longer text or a larger --seq-len",
+         counted(n, "token"), tiers.back().exit_block(), options.n_sinks, options.window, kLeastJudgedRows);
 }
 
 std::int64_t saliency_bytes(const ModelIdentity& model, const std::vector<text::Document>& documents, int n_threads) {
@@ -225,8 +232,9 @@ std::int64_t saliency_bytes(const ModelIdentity& model, const std::vector<text::
   return widest * n * (n + 1) / 2 * 4 + n_threads * 3 * 256 * n * 4 + 2 * 4 * tokens * kv_heads;
 }
 
-void measure_saliency(const model::StreamingModel& model, const std::vector<text::Document>& documents, const ReferenceLayer& reference, const ParamsProvider& params,
-                      const SaliencyOptions& options, ThreadPool& pool, SaliencyResult* result, const model::ProgressFn& progress) {
+void measure_saliency(const model::StreamingModel& model, const std::vector<text::Document>& documents, const ReferenceLayer& reference,
+                      const ParamsProvider& params, const SaliencyOptions& options, ThreadPool& pool, SaliencyResult* result,
+                      const model::ProgressFn& progress) {
   check_saliency(options, model.identity(), documents);
   SaliencyTap tap(model.identity(), documents, reference, params, options, pool);
   model::RunnerOptions walk;

@@ -37,7 +37,8 @@ std::int64_t saliency_bytes(const ModelIdentity& model, const std::vector<text::
 /// judged by the attention of the bucket's rows on them. Placed by block: each block's tokens by scores at the length where it left
 /// the window; by prompt: all of them by scores at P. Rows of `reference` and `params` as in LayerStats and candidates.h.
 /// Requires: check_saliency(). Throws: as run_streaming.
-void measure_saliency(const model::StreamingModel& model, const std::vector<text::Document>& documents, const ReferenceLayer& reference, const ParamsProvider& params,
-                      const SaliencyOptions& options, ThreadPool& pool, SaliencyResult* result, const model::ProgressFn& progress = {});
+void measure_saliency(const model::StreamingModel& model, const std::vector<text::Document>& documents, const ReferenceLayer& reference,
+                      const ParamsProvider& params, const SaliencyOptions& options, ThreadPool& pool, SaliencyResult* result,
+                      const model::ProgressFn& progress = {});
 
 }  // namespace calib::sens

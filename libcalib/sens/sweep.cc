@@ -1,10 +1,10 @@
-#include "libcalib/base/plural.h"
 #include "libcalib/sens/sweep.h"
 
 #include <algorithm>
 
 #include <c10/core/GradMode.h>
 
+#include "libcalib/base/plural.h"
 #include "libcalib/sens/fisher_walk.h"
 #include "libcalib/sens/isolated.h"
 #include "libcalib/sens/joint_run.h"
@@ -67,7 +67,8 @@ class Sweep {
 
   void run_isolated(const std::vector<std::uint8_t>& cells) {
     result_->n_buckets = n_position_buckets(longest(documents_));
-    DocumentStates states(documents_, model_.n_layers() + 1, model_.identity().hidden_size, model::tensor_options(model_.device(), model_.dtype()), options_.hidden_memory_bytes);
+    DocumentStates states(documents_, model_.n_layers() + 1, model_.identity().hidden_size, model::tensor_options(model_.device(), model_.dtype()),
+                          options_.hidden_memory_bytes);
     walk_forward(states, true, false, true);
     score_isolated(model_, documents_, states, options_, cells, params_, pool_, result_, progress_);
     warn_of_few_documents();
@@ -132,7 +133,8 @@ class Sweep {
         }
         check_finite(y, l, d);
         states.put(keep_all ? l + 1 : 0, d, y);
-        report("forward", l * static_cast<std::int64_t>(documents_.size()) + static_cast<std::int64_t>(d) + 1, n_layers * static_cast<std::int64_t>(documents_.size()));
+        report("forward", l * static_cast<std::int64_t>(documents_.size()) + static_cast<std::int64_t>(d) + 1,
+               n_layers * static_cast<std::int64_t>(documents_.size()));
       }
       if (scorer) finish(*scorer, key_unit, value_unit);
     }

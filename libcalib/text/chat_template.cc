@@ -36,7 +36,9 @@ TokenId ChatTemplate::special(const std::string& text) const {
   } catch (const Error&) {
     ids.clear();  // a vocabulary that cannot even spell it has no such token
   }
-  if (ids.size() != 1) fail(ErrorKind::kMismatch, "--chat-template " + name_, "the tokenizer has no token {}; choose the template that the model was trained with, or plain", text);
+  if (ids.size() != 1)
+    fail(ErrorKind::kMismatch, "--chat-template " + name_, "the tokenizer has no token {}; choose the template that the model was trained with, or plain",
+         text);
   return ids[0];
 }
 

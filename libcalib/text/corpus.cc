@@ -1,4 +1,3 @@
-#include "libcalib/base/plural.h"
 #include "libcalib/text/corpus.h"
 
 #include <algorithm>
@@ -6,6 +5,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "libcalib/base/plural.h"
 #include "libcalib/base/sha256.h"
 #include "libcalib/text/chat_template.h"
 #include "libcalib/text/ids_reader.h"
@@ -89,8 +89,8 @@ class CorpusReader {
     if (!template_) {
       const auto is_chat = [](const DataRow& row) { return !row.messages.empty(); };
       if (const auto chat = std::find_if(rows.begin(), rows.end(), is_chat); chat != rows.end())
-        fail(ErrorKind::kUnsupported, source.name(), "{} is a conversation ({} of {} rows are); say how it is written with --chat-template chatml|llama3|plain", chat->name,
-             std::count_if(rows.begin(), rows.end(), is_chat), rows.size());
+        fail(ErrorKind::kUnsupported, source.name(), "{} is a conversation ({} of {} rows are); say how it is written with --chat-template chatml|llama3|plain",
+             chat->name, std::count_if(rows.begin(), rows.end(), is_chat), rows.size());
     }
     for (const DataRow& row : rows) {
       try {
@@ -108,7 +108,8 @@ class CorpusReader {
       log_.warning(fmt::format("{}: {} text{} already with {}; it is dropped there, because every document gets one", file.name, n_bos_texts_,
                                n_bos_texts_ == 1 ? " starts" : "s start", bos_text_));
     if (n_empty_ > 0) log_.note(fmt::format("{}: {} rows without text are left out", file.name, n_empty_));
-    if (n_cut_off_ > 0) log_.note(fmt::format("{}: {} last tokens that would be a window of their own are left out: a single token predicts nothing", file.name, n_cut_off_));
+    if (n_cut_off_ > 0)
+      log_.note(fmt::format("{}: {} last tokens that would be a window of their own are left out: a single token predicts nothing", file.name, n_cut_off_));
   }
 
   const CorpusRequest& request_;
@@ -123,8 +124,10 @@ void check_request(const CorpusRequest& r, const Tokenizer& tokenizer) {
   if (r.data.empty()) fail(ErrorKind::kUsage, "--data", "no text given");
   const std::int64_t least = tokenizer.adds_bos() ? 2 : 1;
   if (r.seq_len < least) fail(ErrorKind::kUsage, "--seq-len", "is {}, expected at least {}{}", r.seq_len, least, least == 2 ? " (each window starts with BOS)" : "");
-  if (r.max_positions > 0 && r.seq_len > r.max_positions) fail(ErrorKind::kUsage, "--seq-len", "is {}, but the model knows {} positions", r.seq_len, r.max_positions);
-  if (r.num_samples < 0 || r.default_samples < 1) fail(ErrorKind::kUsage, "--num-samples", "is {}, expected a number from 1 up", r.num_samples < 0 ? r.num_samples : r.default_samples);
+  if (r.max_positions > 0 && r.seq_len > r.max_positions)
+    fail(ErrorKind::kUsage, "--seq-len", "is {}, but the model knows {} positions", r.seq_len, r.max_positions);
+  if (r.num_samples < 0 || r.default_samples < 1)
+    fail(ErrorKind::kUsage, "--num-samples", "is {}, expected a number from 1 up", r.num_samples < 0 ? r.num_samples : r.default_samples);
 }
 
 // Text that hardly varies gives statistics of itself rather than of the model.
@@ -132,7 +135,8 @@ void warn_of_monotony(const Corpus& corpus, const LogSink& log) {
   std::unordered_map<TokenId, std::int64_t> counts;
   for (const Document& d : corpus.documents)
     for (const TokenId id : d.ids) ++counts[id];
-  const auto most = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second != b.second ? a.second < b.second : a.first > b.first; });
+  const auto most = std::max_element(counts.begin(), counts.end(),
+                                     [](const auto& a, const auto& b) { return a.second != b.second ? a.second < b.second : a.first > b.first; });
   const std::int64_t n = corpus.identity.n_tokens;
   if (n >= 256 && (counts.size() < 16 || most->second * 2 > n))
     log.warning(fmt::format("the text hardly varies: {} different ids among {} tokens, id {} makes up {:.0f} %", counts.size(), n, most->first,
@@ -173,7 +177,8 @@ Corpus load_corpus(const CorpusRequest& request, const Tokenizer& tokenizer, con
   check_request(request, tokenizer);
   std::vector<DataOption> options;
   for (const std::string& value : request.data) options.push_back(parse_data_option(value));
-  if (std::count_if(options.begin(), options.end(), [](const DataOption& o) { return o.path == "-"; }) > 1) fail(ErrorKind::kUsage, "--data", "standard input (-) is given twice");
+  if (std::count_if(options.begin(), options.end(), [](const DataOption& o) { return o.path == "-"; }) > 1)
+    fail(ErrorKind::kUsage, "--data", "standard input (-) is given twice");
 
   CorpusReader reader(request, tokenizer, log);
   std::vector<FileDocuments> files;
@@ -191,9 +196,13 @@ Corpus load_corpus(const CorpusRequest& request, const Tokenizer& tokenizer, con
   for (std::size_t i = 0; i < files.size(); ++i) {
     add_documents(files[i], static_cast<int>(i), chosen[i], tokenizer, hash, corpus);
     if (chosen[i].empty()) log.warning(fmt::format("{}: of {} none is taken", files[i].name, counted(files[i].n_documents(), "document")));
-    else log.note(fmt::format("{}: {} of {} {}, {} tokens", files[i].name, chosen[i].size(), files[i].n_documents(), files[i].rows ? "rows" : "windows", corpus.identity.files[i].n_tokens));
+    else
+      log.note(fmt::format("{}: {} of {} {}, {} tokens", files[i].name, chosen[i].size(), files[i].n_documents(), files[i].rows ? "rows" : "windows",
+                           corpus.identity.files[i].n_tokens));
   }
-  if (corpus.documents.empty()) fail(ErrorKind::kInfeasible, "--data", "no document is left: the files are shorter than one window of {} tokens or their shares too small", request.seq_len);
+  if (corpus.documents.empty())
+    fail(ErrorKind::kInfeasible, "--data", "no document is left: the files are shorter than one window of {} tokens or their shares too small",
+         request.seq_len);
   corpus.identity.documents_sha256 = hash.hex();
   warn_of_monotony(corpus, log);
   return corpus;

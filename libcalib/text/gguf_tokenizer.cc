@@ -33,7 +33,8 @@ Vocabulary read_vocabulary(const GgufMetadata& m) {
   v.tokens = m.texts("tokenizer.ggml.tokens");
   if (!v.tokens || v.tokens->empty()) fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.tokens is absent or empty");
   const std::size_t n = v.tokens->size();
-  if (n > static_cast<std::size_t>(BpeModel::kMaxVocab)) fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.tokens has {} entries, more than {}", n, BpeModel::kMaxVocab);
+  if (n > static_cast<std::size_t>(BpeModel::kMaxVocab))
+    fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.tokens has {} entries, more than {}", n, BpeModel::kMaxVocab);
   if (const auto* types = m.integers("tokenizer.ggml.token_type")) v.types = *types;
   else v.types.assign(n, kNormal);
   if (v.types.size() != n) fail(ErrorKind::kMismatch, m.path, "tokenizer.ggml.token_type has {} entries, tokenizer.ggml.tokens {}", v.types.size(), n);
@@ -59,13 +60,15 @@ void add_vocabulary(const GgufMetadata& m, const Vocabulary& v, const LogSink& l
     if (!parts.model.add_entry(text, id) && n_twice++ == 0) first_twice = text;
   }
   if (n_twice > 0)
-    log.warning(fmt::format("{}: {} vocabulary entries stand twice, the first is \"{}\"; the later id of each is used", m.path, n_twice, to_valid_utf8(first_twice)));
+    log.warning(
+        fmt::format("{}: {} vocabulary entries stand twice, the first is \"{}\"; the later id of each is used", m.path, n_twice, to_valid_utf8(first_twice)));
 }
 
 std::optional<TokenId> token_key(const GgufMetadata& m, const std::string& name, std::size_t n_tokens) {
   const auto id = m.integer(kPrefix + name);
   if (!id) return std::nullopt;
-  if (*id < 0 || *id >= static_cast<std::int64_t>(n_tokens)) fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.{} is {}, the vocabulary has {} entries", name, *id, n_tokens);
+  if (*id < 0 || *id >= static_cast<std::int64_t>(n_tokens))
+    fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.{} is {}, the vocabulary has {} entries", name, *id, n_tokens);
   return static_cast<TokenId>(*id);
 }
 
@@ -76,7 +79,9 @@ void read_byte_bpe(const GgufMetadata& m, const LogSink& log, TokenizerParts& pa
     pre = "gpt-2";
   }
   if (!parts.pre_tokenizer.add_named(*pre))
-    fail(ErrorKind::kUnsupported, m.path, "tokenizer.ggml.pre is \"{}\"; offered are gpt-2, llama-bpe, qwen2, smollm. Give the model as a Hugging Face folder with tokenizer.json instead", to_valid_utf8(*pre));
+    fail(ErrorKind::kUnsupported, m.path,
+         "tokenizer.ggml.pre is \"{}\"; offered are gpt-2, llama-bpe, qwen2, smollm. Give the model as a Hugging Face folder with tokenizer.json instead",
+         to_valid_utf8(*pre));
   default_bos = pre->starts_with("llama");
   parts.model.options.ignore_merges = pre->starts_with("llama");
   parts.model.options.byte_alphabet = true;
@@ -91,7 +96,10 @@ void read_byte_bpe(const GgufMetadata& m, const LogSink& log, TokenizerParts& pa
     const std::string left = entry.substr(0, space), right = entry.substr(space + 1);
     const auto a = parts.model.find(left), b = parts.model.find(right), product = parts.model.find(left + right);
     if (!a || !b || !product)
-      fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.merges[{}] = \"{}\": \"{}\" is not in the vocabulary", i, to_valid_utf8(entry), to_valid_utf8(!a ? left : !b ? right : left + right));
+      fail(ErrorKind::kFormat, m.path, "tokenizer.ggml.merges[{}] = \"{}\": \"{}\" is not in the vocabulary", i, to_valid_utf8(entry),
+           to_valid_utf8(!a   ? left
+                         : !b ? right
+                              : left + right));
     parts.model.add_merge(left, *a, right, *b, static_cast<std::int32_t>(i), *product);
   }
 }

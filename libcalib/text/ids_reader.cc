@@ -46,9 +46,13 @@ IdLines read_id_lines(std::string_view text, std::int64_t vocab_size, const std:
     }
     if (out.ids.size() > first) out.lines.emplace_back(first, out.ids.size());
   }
-  if (n_malformed > 0) throw Error(ErrorKind::kFormat, where, fmt::format("{} words are not token ids, the first is {}; expected decimal numbers, one document a line", n_malformed, malformed[0]), malformed);
+  if (n_malformed > 0)
+    throw Error(ErrorKind::kFormat, where,
+                fmt::format("{} words are not token ids, the first is {}; expected decimal numbers, one document a line", n_malformed, malformed[0]),
+                malformed);
   if (n_outside > 0)
-    throw Error(ErrorKind::kMismatch, where, fmt::format("{} ids are not in the vocabulary of {} entries, the first is {}", n_outside, vocab_size, outside[0]), outside);
+    throw Error(ErrorKind::kMismatch, where, fmt::format("{} ids are not in the vocabulary of {} entries, the first is {}", n_outside, vocab_size, outside[0]),
+                outside);
   return out;
 }
 

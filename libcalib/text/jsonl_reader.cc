@@ -37,7 +37,8 @@ std::string read_content(const json& message, const char* key) {
       continue;
     }
     const std::string type = part.is_object() && part.contains("type") && part["type"].is_string() ? part["type"].get<std::string>() : "text";
-    if (!part.is_object() || type != "text") reject(fmt::format("a part of \"{}\" is {}, only text is offered", key, part.is_object() ? to_valid_utf8(type) : part.type_name()));
+    if (!part.is_object() || type != "text")
+      reject(fmt::format("a part of \"{}\" is {}, only text is offered", key, part.is_object() ? to_valid_utf8(type) : part.type_name()));
     joined += text_member(part, "text");
   }
   return joined;
@@ -84,7 +85,8 @@ DataRow read_row(const json& row) {
   } else if (row.contains("prompt") && row.contains("completion")) {
     out.text = text_member(row, "prompt") + text_member(row, "completion");
   } else if (row.contains("instruction") && row.contains("output")) {
-    out.text = join_parts({text_member(row, "instruction"), row.contains("input") && !row["input"].is_null() ? text_member(row, "input") : "", text_member(row, "output")});
+    out.text = join_parts(
+        {text_member(row, "instruction"), row.contains("input") && !row["input"].is_null() ? text_member(row, "input") : "", text_member(row, "output")});
   } else {
     std::vector<std::string> keys;
     for (const auto& [key, value] : row.items()) keys.push_back(fmt::format("\"{}\"", to_valid_utf8(key)));
@@ -110,7 +112,8 @@ class RowCollector {
     }
   }
   std::vector<DataRow> finish() {
-    if (n_bad_ > 0) throw Error(ErrorKind::kFormat, where_, fmt::format("{} row{} cannot be used, the first is {}", n_bad_, n_bad_ == 1 ? "" : "s", problems_[0]), problems_);
+    if (n_bad_ > 0)
+      throw Error(ErrorKind::kFormat, where_, fmt::format("{} row{} cannot be used, the first is {}", n_bad_, n_bad_ == 1 ? "" : "s", problems_[0]), problems_);
     return std::move(rows_);
   }
 

@@ -135,7 +135,8 @@ std::string config_token(const json& config, const char* key, const std::string&
 // Names that a config gives to vocabulary entries make those entries special, listed under added_tokens or not.
 void add_named_specials(const json& config, const std::string& where, TokenizerParts& parts) {
   std::vector<std::string> names;
-  for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"}) names.push_back(config_token(config, key, where));
+  for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"})
+    names.push_back(config_token(config, key, where));
   if (const auto more = config.find("additional_special_tokens"); more != config.end() && more->is_array())
     for (const json& item : *more) {
       if (item.is_string()) names.push_back(item.get<std::string>());
@@ -180,8 +181,8 @@ void read_configs(const fs::path& folder, const PartReader::PostProcessing& post
   for (const char* name : {"tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tekken.json"})
     if (fs::exists(folder / name)) found.push_back(name);
   if (found.empty()) fail(ErrorKind::kNotFound, path.string(), "no tokenizer.json in the model's folder");
-  fail(ErrorKind::kUnsupported, (folder / found[0]).string(), "only {} found; this form is not read: save the tokenizer as tokenizer.json (AutoTokenizer … save_pretrained) beside it",
-       fmt::join(found, ", "));
+  fail(ErrorKind::kUnsupported, (folder / found[0]).string(),
+       "only {} found; this form is not read: save the tokenizer as tokenizer.json (AutoTokenizer … save_pretrained) beside it", fmt::join(found, ", "));
 }
 
 }  // namespace

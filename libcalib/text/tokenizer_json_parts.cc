@@ -150,7 +150,8 @@ void PartReader::read_template(const json& part, PostProcessing& out) {
       continue;
     }
     const auto special = item.is_object() ? item.find("SpecialToken") : item.end();
-    if (!item.is_object() || special == item.end() || !special->is_object()) fail(ErrorKind::kFormat, where, "an item of \"single\" is neither Sequence nor SpecialToken");
+    if (!item.is_object() || special == item.end() || !special->is_object())
+      fail(ErrorKind::kFormat, where, "an item of \"single\" is neither Sequence nor SpecialToken");
     const std::string name = json_text(*special, "id", "", where);
     if (text_seen) {
       out.trailing.push_back(to_valid_utf8(name));

@@ -34,7 +34,8 @@ std::int64_t tokens_available(const FileDocuments& f) {
   }
   const std::string where = files.size() == 1 ? files[0]->name : "--data";
   if (rows) fail(ErrorKind::kInfeasible, where, "have {}, need {}; lower --num-samples (or num=) or give more data", counted(documents, "document"), n);
-  fail(ErrorKind::kInfeasible, where, "have {}, need {} ({} × {}); lower --num-samples (or num=) or --seq-len, or give more text", counted(tokens, "token"), n * seq_len, n, seq_len);
+  fail(ErrorKind::kInfeasible, where, "have {}, need {} ({} × {}); lower --num-samples (or num=) or --seq-len, or give more text", counted(tokens, "token"),
+       n * seq_len, n, seq_len);
 }
 
 // Parts of `total` in proportion to `weights`, rounded by largest remainder (ties: the earlier one).

@@ -156,7 +156,10 @@ void read_magic(Cursor& in, const MappedFile& file) {
     std::string found = describe_foreign_content(head);
     if (found.empty() && file.size() == 0) found = "empty file";
     const bool text = std::all_of(head.begin(), head.end(), [](unsigned char c) { return c >= 0x20 || c == '\n' || c == '\r' || c == '\t'; });
-    if (found.empty()) found = text ? "plain text" : fmt::format("bytes {:02x}", fmt::join(reinterpret_cast<const std::uint8_t*>(head.data()), reinterpret_cast<const std::uint8_t*>(head.data()) + std::min<std::size_t>(head.size(), 4), " "));
+    if (found.empty())
+      found = text ? "plain text"
+                   : fmt::format("bytes {:02x}", fmt::join(reinterpret_cast<const std::uint8_t*>(head.data()),
+                                                           reinterpret_cast<const std::uint8_t*>(head.data()) + std::min<std::size_t>(head.size(), 4), " "));
     const bool safetensors = found.rfind("safetensors", 0) == 0, old = found.rfind("old GGML", 0) == 0;
     fail(ErrorKind::kFormat, file.path(), "expected a GGUF file, found: {}{}", found,
          safetensors ? "; pass the folder that holds it" : old ? "; convert the model again" : "");
@@ -242,7 +245,8 @@ void check_layout(const Cursor& in, GgufFile& out) {
   }
   const std::size_t needed = previous ? out.data_offset + end : in.at();
   if (in.file_size() < needed)
-    fail(ErrorKind::kFormat, in.path(), "cut off: tensor {} ends at byte {}, but the file has {} bytes (expected at least {})", previous->name, needed, in.file_size(), needed);
+    fail(ErrorKind::kFormat, in.path(), "cut off: tensor {} ends at byte {}, but the file has {} bytes (expected at least {})", previous->name, needed,
+         in.file_size(), needed);
   if (in.file_size() > round_up(needed, out.alignment))
     fail(ErrorKind::kFormat, in.path(), "{} bytes follow the last of {} tensors: expected {} bytes, file has {}", in.file_size() - needed, out.tensors.size(),
          needed, in.file_size());
@@ -304,7 +308,9 @@ std::uint64_t read_metadata(Cursor& in, const MappedFile& file, GgufFile& out) {
     if (!fresh) fail(ErrorKind::kFormat, file.path(), "key {} stands twice, again at offset {}", key, field);
     slot->second = read_value(in, kind, named);
     if (key == "general.alignment") {
-      if (kind != kU32) fail(ErrorKind::kFormat, file.path(), "key general.alignment at offset {} has value type {}, expected {} (uint32)", value_field, kind, static_cast<int>(kU32));
+      if (kind != kU32)
+        fail(ErrorKind::kFormat, file.path(), "key general.alignment at offset {} has value type {}, expected {} (uint32)", value_field, kind,
+             static_cast<int>(kU32));
       const auto a = static_cast<std::size_t>(std::get<std::int64_t>(slot->second));
       if (a < 8 || (a & (a - 1)) != 0 || a > kMaxAlignment)
         fail(ErrorKind::kFormat, file.path(), "key general.alignment at offset {} is {}, expected a power of two from 8 to {}", value_field, a, kMaxAlignment);

@@ -122,7 +122,8 @@ TEST(EvalFile, NamesOfTheKnownBlock) {
     EXPECT_TRUE(total.at(name).at("mean").is_number_float()) << name;
     EXPECT_TRUE(total.at(name).at("se").is_number_float()) << name;
   }
-  for (const char* name : {"Maximum KLD", "99.9% KLD", "99.0% KLD", "95.0% KLD", "90.0% KLD", "Median KLD", "10.0% KLD", "5.0% KLD", "1.0% KLD", "0.1% KLD", "Minimum KLD"})
+  for (const char* name :
+       {"Maximum KLD", "99.9% KLD", "99.0% KLD", "95.0% KLD", "90.0% KLD", "Median KLD", "10.0% KLD", "5.0% KLD", "1.0% KLD", "0.1% KLD", "Minimum KLD"})
     EXPECT_TRUE(total.at(name).is_number_float()) << name;
   EXPECT_EQ(total["Median KLD"].get<double>(), 0.01 / 5);
 }

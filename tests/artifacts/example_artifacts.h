@@ -35,7 +35,8 @@ inline artifacts::StatsFile example_stats(const ModelIdentity& model = example_m
         for (float& v : x) v = static_cast<float>(rng.normal());
         return x;
       };
-      const auto k_pre = normals(g.n_kv_heads), k_post = normals(g.n_kv_heads), v = normals(g.n_kv_heads), q_pre = normals(g.n_q_heads), q_post = normals(g.n_q_heads);
+      const auto k_pre = normals(g.n_kv_heads), k_post = normals(g.n_kv_heads), v = normals(g.n_kv_heads), q_pre = normals(g.n_q_heads),
+                 q_post = normals(g.n_q_heads);
       layer.add_document({n_tokens, k_pre.data(), k_post.data(), v.data(), q_pre.data(), q_post.data()}, pool);
       stats::SampledRows rows;
       rows.rows = {n_tokens - 10, n_tokens - 1};
@@ -80,7 +81,8 @@ inline sens::SensResult example_sens() {
     sens::ScoreTable& table = out.scores[metric];
     for (std::size_t i = 0; i < n_pairs * out.windows.size(); ++i) {
       const bool valid = out.valid[i / out.windows.size()] != 0;
-      for (std::vector<double>* field : {&table.mean, &table.se, &table.p99, &table.max, &table.worst_decile}) field->push_back(valid ? rng.uniform() : std::nan(""));
+      for (std::vector<double>* field : {&table.mean, &table.se, &table.p99, &table.max, &table.worst_decile})
+        field->push_back(valid ? rng.uniform() : std::nan(""));
       for (int b = 0; b < out.n_buckets; ++b) table.by_bucket.push_back(valid ? rng.uniform() : std::nan(""));
     }
   }
@@ -101,7 +103,8 @@ inline sens::SensResult example_isolated() {
   runs.taken_up = {1, 0, 0, 0};
   runs.mean.assign(out.scores.at("fisher_vec").mean.size(), std::nan(""));
   runs.se = runs.mean;
-  for (const std::size_t i : {out.index(0, 0, 0), out.index(0, 1, 0), out.index(0, 1, 1), out.index(3, 1, 1)}) runs.mean[i] = 0.25 * static_cast<double>(i), runs.se[i] = 0.01;
+  for (const std::size_t i : {out.index(0, 0, 0), out.index(0, 1, 0), out.index(0, 1, 1), out.index(3, 1, 1)})
+    runs.mean[i] = 0.25 * static_cast<double>(i), runs.se[i] = 0.01;
   out.isolated = runs;
   return out;
 }

@@ -109,7 +109,8 @@ TEST(ForeignFile, IsolatedRunsOfAnotherShapeAreRefused) {
     ASSERT_GE(H5Ldelete(file, name, H5P_DEFAULT), 0);
     if (!extents.empty()) {
       const hid_t space = H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr);
-      const hid_t dataset = H5Dcreate2(file, name, std::string(name) == "/isolated/taken_up" ? H5T_STD_U8LE : H5T_IEEE_F64LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+      const hid_t dataset =
+          H5Dcreate2(file, name, std::string(name) == "/isolated/taken_up" ? H5T_STD_U8LE : H5T_IEEE_F64LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
       H5Dclose(dataset);
       H5Sclose(space);
     }
@@ -121,7 +122,8 @@ TEST(ForeignFile, IsolatedRunsOfAnotherShapeAreRefused) {
 TEST(ForeignFile, BigEndianCopyReadsTheSame) {
   const TempFolder folder;
   write_stats_file(folder.file("a.h5"), test::example_stats());
-  const Copy copy = {H5Fopen(folder.file("a.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fcreate(folder.file("be.h5").c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT)};
+  const Copy copy = {H5Fopen(folder.file("a.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT),
+                     H5Fcreate(folder.file("be.h5").c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT)};
   ASSERT_GE(copy.from, 0);
   ASSERT_GE(copy.to, 0);
   ASSERT_GE(H5Ovisit(copy.from, H5_INDEX_NAME, H5_ITER_INC, copy_object, const_cast<Copy*>(&copy)), 0);

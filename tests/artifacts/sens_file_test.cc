@@ -33,7 +33,8 @@ sens::SensResult with_joint_runs() {
   joint.n_layers = out.model.layers.size();
   for (std::size_t r = 0; r < 3; ++r) {
     for (std::size_t l = 0; l < joint.n_layers; ++l)
-      joint.k.push_back(static_cast<std::int64_t>((r + l) % out.schemes.size())), joint.v.push_back(0), joint.tier_class.push_back(static_cast<std::int64_t>(out.windows.size()) - 1);
+      joint.k.push_back(static_cast<std::int64_t>((r + l) % out.schemes.size())), joint.v.push_back(0),
+          joint.tier_class.push_back(static_cast<std::int64_t>(out.windows.size()) - 1);
     joint.kld.push_back(0.25 / (1 + static_cast<double>(r))), joint.kld_se.push_back(0.01), joint.ln_ppl_ratio.push_back(-0.5);
   }
   out.joint = joint;
@@ -98,7 +99,8 @@ TEST(SensFile, IsolatedRunsThatNoPlanCouldSpendAreRefused) {
     expect_error([&] { read_sens_file(folder.file("bad.h5")); }, ErrorKind::kFormat, parts);
   };
   refused([](auto&, auto& runs) { runs.metric = "fisher"; }, {"bad.h5", "/isolated", "\"fisher\", which /score does not hold"});
-  for (const double above : {0.0, -1.0, nan, std::numeric_limits<double>::infinity()}) refused([&](auto&, auto& runs) { runs.above = above; }, {"/isolated", "above"});
+  for (const double above : {0.0, -1.0, nan, std::numeric_limits<double>::infinity()})
+    refused([&](auto&, auto& runs) { runs.above = above; }, {"/isolated", "above"});
   for (const double slope : {0.0, -1.0, nan}) refused([&](auto&, auto& runs) { runs.v.value = slope; }, {"/isolated", "slope of V"});
   refused([&](auto&, auto& runs) { runs.k.se_ln = nan; }, {"/isolated", "slope of K"});
   refused([](auto&, auto& runs) { runs.k.n_pairs = -1; }, {"/isolated", "-1 pairs"});
@@ -109,7 +111,8 @@ TEST(SensFile, IsolatedRunsThatNoPlanCouldSpendAreRefused) {
   refused([&](auto& s, auto& runs) { runs.se[s.index(0, 1, 1)] = nan; }, {"/isolated/se", "layer 0 K int4.token.g8 is nan beside a mean of"});
   refused([&](auto& s, auto& runs) { runs.mean[s.index(0, 1, 1)] = nan; }, {"/isolated/se", "0.01 beside a mean of nan"});
   // Pairs 3, 7 and 11 of the example are not valid: bf16 of unit 1, int4 of unit 2, int3 of unit 3.
-  refused([](auto& s, auto& runs) { runs.mean[s.index(1, 0, 0)] = runs.se[s.index(1, 0, 0)] = 0.5; }, {"/isolated/mean", "layer 0 V bf16 is measured and not valid"});
+  refused([](auto& s, auto& runs) { runs.mean[s.index(1, 0, 0)] = runs.se[s.index(1, 0, 0)] = 0.5; },
+          {"/isolated/mean", "layer 0 V bf16 is measured and not valid"});
 
   sens::SensResult bad = test::example_isolated();
   bad.isolated->se.pop_back();

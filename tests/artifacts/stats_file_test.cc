@@ -58,7 +58,8 @@ void expect_same_layer(const LayerStats& a, const LayerStats& b) {
   ASSERT_EQ(a.attention.n_buckets(), b.attention.n_buckets());
   EXPECT_EQ(a.attention.rows_state(), b.attention.rows_state());
   EXPECT_EQ(a.attention.weight_state(), b.attention.weight_state());
-  for (std::size_t i = 0; i < a.attention.sum_state().size(); ++i) EXPECT_NEAR(a.attention.sum_state()[i], b.attention.sum_state()[i], 1e-15 * (1 + b.attention.sum_state()[i]));
+  for (std::size_t i = 0; i < a.attention.sum_state().size(); ++i)
+    EXPECT_NEAR(a.attention.sum_state()[i], b.attention.sum_state()[i], 1e-15 * (1 + b.attention.sum_state()[i]));
 }
 
 TEST(StatsFile, RoundTrip) {
@@ -133,7 +134,8 @@ TEST(StatsFile, DerivedNumbersCanBeReadWithoutOurCode) {
   EXPECT_EQ(file.integer_attribute("/layers/02/v/abs_quantiles", "low_n"), 192);
   const auto rank = file.read<std::int32_t>("/layers/00/outliers/k_pre/rank", {2, 16});
   const auto ratio = file.read<double>("/layers/00/outliers/k_pre/ratio", {2, 16});
-  for (int i = 1; i < 16; ++i) EXPECT_GE(ratio[static_cast<std::size_t>(rank[static_cast<std::size_t>(i - 1)])], ratio[static_cast<std::size_t>(rank[static_cast<std::size_t>(i)])]);
+  for (int i = 1; i < 16; ++i)
+    EXPECT_GE(ratio[static_cast<std::size_t>(rank[static_cast<std::size_t>(i - 1)])], ratio[static_cast<std::size_t>(rank[static_cast<std::size_t>(i)])]);
   const auto eigenvalues = file.read<double>("/layers/00/key_cov_eigenvalues", {2, 16});
   const auto covariance = file.read<double>("/layers/00/key_cov", {2, 16, 16});
   double trace = 0, sum = 0;

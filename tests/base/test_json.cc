@@ -53,8 +53,8 @@ TEST(Json, DepthIsLimited) {
 }
 
 TEST(Json, DamagedTextIsRefused) {
-  for (const char* text : {"", " ", "{", "[1,", "{\"a\" 1}", "{\"a\":1,}", "[1 2]", "01", "+1", ".5", "1.", "0x10", "nul", "'a'", "{a:1}", "// c\n1", "NaN", "Infinity",
-                           "\"\n\"", "\"\\x\"", "\"\\ud800\"", "\"open"}) {
+  for (const char* text : {"",     " ",   "{",   "[1,",   "{\"a\" 1}", "{\"a\":1,}", "[1 2]",    "01",     "+1",      ".5",          "1.",
+                           "0x10", "nul", "'a'", "{a:1}", "// c\n1",   "NaN",        "Infinity", "\"\n\"", "\"\\x\"", "\"\\ud800\"", "\"open"}) {
     SCOPED_TRACE(text);
     refused(text, {"byte"});
   }

@@ -31,7 +31,8 @@ void run(benchmark::State& state, const kvrt::bench::LayerShape& shape, std::int
 }
 
 const int kRegistered = [] {
-  for (const char* k : {"int8.token.g", "int4.token.g", "int4.channel.g64.pre", "int3.token.g64.had", "fp8e4m3.token.g", "lm4.token.g.had", "q8_0", "q4_0", "bf16"}) {
+  for (const char* k :
+       {"int8.token.g", "int4.token.g", "int4.channel.g64.pre", "int3.token.g64.had", "fp8e4m3.token.g", "lm4.token.g.had", "q8_0", "q4_0", "bf16"}) {
     for (const std::int64_t window : {0, 128}) {
       for (const std::int64_t tokens : {kTokens, std::int64_t{1}}) {
         kvrt::bench::LayerShape shape;

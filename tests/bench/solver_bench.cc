@@ -50,7 +50,9 @@ int main(int argc, char** argv) {
     const std::optional<calib::plan::Solution> s = problem.solve(std::strtoll(argv[i], nullptr, 10));
     const double ms = now_ms() - begin;
     std::printf("%s{\"ms\": %.4f, ", i > 2 ? ", " : "", ms);
-    if (s) std::printf("\"score\": %.17g, \"bound\": %.17g, \"bytes\": %lld, \"proven\": %s}", s->score, s->bound, static_cast<long long>(s->bytes), s->proven ? "true" : "false");
+    if (s)
+      std::printf("\"score\": %.17g, \"bound\": %.17g, \"bytes\": %lld, \"proven\": %s}", s->score, s->bound, static_cast<long long>(s->bytes),
+                  s->proven ? "true" : "false");
     else std::printf("\"score\": null}");
   }
   std::printf("]}\n");

@@ -55,7 +55,9 @@ class Kvplan : public testing::Test {
     }
     artifacts::write_stats_file(file("stats.h5"), stats);
     sens::SensResult sens = plan_test::synthetic_sens(
-        model, {"bf16", "fp8e4m3.head", "int8.token.g", "int4.token.g32", "int4.token.g64.center.had", "int4.channel.g64.pre", "int3.channel.g32.pre", "int3.token.g64.had", "int2.token.g32"},
+        model,
+        {"bf16", "fp8e4m3.head", "int8.token.g", "int4.token.g32", "int4.token.g64.center.had", "int4.channel.g64.pre", "int3.channel.g32.pre",
+         "int3.token.g64.had", "int2.token.g32"},
         {0, 128}, [](int l, Side s) { return 0.02 * std::exp(2 * std::sin(3.7 * l + (s == Side::kK ? 1 : 0))); }, kSinks);
     sens.calibration_data.documents_sha256 = std::string(64, 'd');
     sens.data.documents_sha256 = std::string(64, 'e');
@@ -105,7 +107,8 @@ TEST_F(Kvplan, PlanShowExplainCheck) {
   const Outcome made = run(inputs() + " --budget 4.5 -o " + file("p.json"));
   ASSERT_EQ(made.exit_code, 0) << made.err;
   EXPECT_EQ(made.err, "");
-  for (const char* part : {"effective bits at T=8192", "predicted mean KL", "unfitted", "proven optimal", "best uniform pair", "this plan"}) EXPECT_THAT(made.out, HasSubstr(part));
+  for (const char* part : {"effective bits at T=8192", "predicted mean KL", "unfitted", "proven optimal", "best uniform pair", "this plan"})
+    EXPECT_THAT(made.out, HasSubstr(part));
   const plan::Plan plan = artifacts::read_plan(file("p.json"));
   EXPECT_LE(plan.summary.effective_bits, 4.5);
   EXPECT_EQ(plan.provenance.tool, "kvplan");
@@ -163,8 +166,10 @@ TEST_F(Kvplan, UniformPresetsAndPairs) {
   // kvquant keeps one sink, these statistics four; and they were made without the moment that a codebook of values is weighted with.
   expect_refusal("--uniform kvquant4 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"nuq4", "--sinks 1"}, "no.json");
   expect_refusal("--uniform bf16:nuq4.token.g --stats " + file("stats.h5") + " -o " + file("no.json"), 4, {"output_moment", "run kvcalib again"}, "no.json");
-  expect_refusal("--uniform bf16:int4.token.g.lowrank8 --stats " + file("stats.h5") + " -o " + file("no.json"), 4, {"layer 0 V", "output_moment", "run kvcalib again"}, "no.json");
-  expect_refusal("--uniform fp8e4m3fnuz.head:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"largest value 240", "largest value 448"}, "no.json");  // QZ-08
+  expect_refusal("--uniform bf16:int4.token.g.lowrank8 --stats " + file("stats.h5") + " -o " + file("no.json"), 4,
+                 {"layer 0 V", "output_moment", "run kvcalib again"}, "no.json");
+  expect_refusal("--uniform fp8e4m3fnuz.head:bf16 --stats " + file("stats.h5") + " -o " + file("no.json"), 7, {"largest value 240", "largest value 448"},
+                 "no.json");  // QZ-08
   const Outcome fitted = run("--uniform nuq3.channel.static.pre.out1:int4.token.g --stats " + file("stats.h5") + " -o " + file("fitted.json"));
   ASSERT_EQ(fitted.exit_code, 0) << fitted.err;
   const plan::Plan book = artifacts::read_plan(file("fitted.json"));
@@ -215,7 +220,8 @@ TEST_F(Kvplan, LimitsByLoss) {
   EXPECT_LE(json::parse(kl.out)["predicted"]["score"].get<double>(), 0.01);
   EXPECT_EQ(run(inputs() + " --max-ppl-ratio 1.02 -o " + file("ppl.json")).exit_code, 0);
   EXPECT_LE(artifacts::read_plan(file("ppl.json")).summary.predicted->score, std::log(1.02));
-  for (const char* ratio : {"0", "0.9", "1", "x"}) expect_refusal(inputs() + " --max-ppl-ratio " + ratio + " -o " + file("no.json"), 2, {"--max-ppl-ratio", "above 1, such as 1.02"}, "no.json");
+  for (const char* ratio : {"0", "0.9", "1", "x"})
+    expect_refusal(inputs() + " --max-ppl-ratio " + ratio + " -o " + file("no.json"), 2, {"--max-ppl-ratio", "above 1, such as 1.02"}, "no.json");
   expect_refusal(inputs() + " --max-kl 0 -o " + file("no.json"), 2, {"--max-kl 0", "above 0, such as 0.05"}, "no.json");
   expect_refusal(inputs() + " --max-kl 1e-30 -o " + file("no.json"), 6, {"predicted KL <= 1e-30", "lowest limit"}, "no.json");
   EXPECT_EQ(run(inputs() + " --budget 4.5 --dry-run -o " + file("dry.json")).exit_code, 0);
@@ -231,8 +237,8 @@ TEST_F(Kvplan, ExplainTellsTheWholeFlow) {
   ASSERT_EQ(run(inputs() + " --budget 4.5 -o " + file("flow.json")).exit_code, 0);
   const Outcome whole = run("explain " + file("flow.json"));
   EXPECT_EQ(whole.exit_code, 0) << whole.err;
-  for (const char* part : {"asked ", "bf16 ", "not affordable", "outliers ", "frame ", "all before ", "ranges ", "all per token ", "bits ", "all 4 bits ", "rotation ", "window ", "chosen ",
-                           "best uniform pair", "  5 V  "})
+  for (const char* part : {"asked ", "bf16 ", "not affordable", "outliers ", "frame ", "all before ", "ranges ", "all per token ", "bits ", "all 4 bits ",
+                           "rotation ", "window ", "chosen ", "best uniform pair", "  5 V  "})
     EXPECT_THAT(whole.out, HasSubstr(part));
   const json out = json::parse(run("explain --json " + file("flow.json")).out);
   EXPECT_EQ(out["decision"].back()["rule"], "chosen");
@@ -258,7 +264,8 @@ TEST_F(Kvplan, TargetRestrictions) {
   expect_refusal(inputs() + " --budget 5 --skip-layers -1" + out, 2, {"--skip-layers -1", "such as 5-8"}, "no.json");
   expect_refusal(inputs() + " --budget 5 --skip-layers 5-3" + out, 2, {"--skip-layers 5-3", "write 3-5"}, "no.json");
   expect_refusal(inputs() + " --budget 5 --skip-layers 0-2,1" + out, 2, {"--skip-layers", "layer 1 twice"}, "no.json");
-  for (const char* option : {"--skip-layers 0,,1", "--allow-k int4.token.g32,", "--allow-v ,bf16"}) expect_refusal(inputs() + " --budget 5 " + option + out, 2, {std::string(option).substr(0, 7), "empty item"}, "no.json");
+  for (const char* option : {"--skip-layers 0,,1", "--allow-k int4.token.g32,", "--allow-v ,bf16"})
+    expect_refusal(inputs() + " --budget 5 " + option + out, 2, {std::string(option).substr(0, 7), "empty item"}, "no.json");
   ASSERT_EQ(run(inputs() + " --budget 15 --skip-layers 0,2-4 --skip-layers 5 -o " + file("r.json")).exit_code, 0);
   EXPECT_EQ(artifacts::read_plan(file("r.json")).request.restrictions.skip_layers, (std::vector<int>{0, 2, 3, 4, 5}));
   expect_refusal(inputs() + " --budget 5 --same-kv --allow-k int4.channel.g64.pre" + out, 6, {"--same-kv"}, "no.json");
@@ -272,13 +279,15 @@ TEST_F(Kvplan, DeviceCapabilities) {
   for (const plan::LayerPlan& layer : artifacts::read_plan(file("d.json")).layers)
     for (const Side side : {Side::kK, Side::kV}) {
       EXPECT_NE(kvrt::to_string(layer.unit(side).scheme), "fp8e4m3.head");
-      EXPECT_TRUE(std::any_of(layer.unit(side).why.begin(), layer.unit(side).why.end(), [](const plan::Reason& r) { return r.rule == "restricted" && r.text.find("sm_86 has no FP8") != std::string::npos; }));
+      EXPECT_TRUE(std::any_of(layer.unit(side).why.begin(), layer.unit(side).why.end(),
+                              [](const plan::Reason& r) { return r.rule == "restricted" && r.text.find("sm_86 has no FP8") != std::string::npos; }));
     }
   const Outcome forced = run("--uniform fp8-head --arch sm_86 --stats " + file("stats.h5") + " -o " + file("d.json"));
   EXPECT_EQ(forced.exit_code, 0);
   EXPECT_THAT(forced.err, HasSubstr("in software"));
   EXPECT_EQ(run("check " + file("d.json")).exit_code, 0);
-  for (const char* arch : {"sm_89", "sm_90"}) EXPECT_EQ(run("--uniform fp8-head --stats " + file("stats.h5") + " -o " + file("d.json") + " --arch " + arch).err, "") << arch;
+  for (const char* arch : {"sm_89", "sm_90"})
+    EXPECT_EQ(run("--uniform fp8-head --stats " + file("stats.h5") + " -o " + file("d.json") + " --arch " + arch).err, "") << arch;
   expect_refusal(inputs() + " --budget 9 --arch sm_5 -o " + file("no.json"), 2, {"sm_5", "sm_89, sm_90"}, "no.json");
 }
 
@@ -301,8 +310,10 @@ TEST_F(Kvplan, MemoryOfAModel) {
   EXPECT_EQ(small["plain_16_bit_bytes"], 640 * 1024);
   EXPECT_THAT(preset(small, "llamacpp-q4_0")["reason"].get<std::string>(), HasSubstr("head_dim 8"));
   // A window of 8 in half of four layers, 4,096 tokens: 2 sides x 2 heads x 16 channels x 2 bytes.
-  json gemma = {{"model_type", "gemma3_text"}, {"num_hidden_layers", 4}, {"hidden_size", 64}, {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"head_dim", 16}, {"sliding_window", 8},
-                {"layer_types", {"sliding_attention", "full_attention", "sliding_attention", "full_attention"}}};
+  json gemma = {{"model_type", "gemma3_text"}, {"num_hidden_layers", 4},
+                {"hidden_size", 64},           {"num_attention_heads", 4},
+                {"num_key_value_heads", 2},    {"head_dim", 16},
+                {"sliding_window", 8},         {"layer_types", {"sliding_attention", "full_attention", "sliding_attention", "full_attention"}}};
   const json sliding = memory(config("gemma.json", gemma) + " --context 4096 --batch 3");
   EXPECT_EQ(sliding["plain_16_bit_bytes"], 3 * (2 * 4096 + 2 * 8) * 128);
   EXPECT_EQ(preset(sliding, "int8-token")["layers"][0], preset(memory("--model " + file("gemma.json") + " --context 100000 --batch 3"), "int8-token")["layers"][0]);
@@ -330,7 +341,8 @@ TEST_F(Kvplan, MemoryOfAModel) {
 
 std::string kvtuner_yaml(const std::vector<std::pair<int, int>>& layers) {
   std::string text = "# plan 0000, tiny, kivi\n";
-  for (std::size_t l = 0; l < layers.size(); ++l) text += std::to_string(l) + ":\n  nbits_key: " + std::to_string(layers[l].first) + "\n  nbits_value: " + std::to_string(layers[l].second) + "\n";
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    text += std::to_string(l) + ":\n  nbits_key: " + std::to_string(layers[l].first) + "\n  nbits_value: " + std::to_string(layers[l].second) + "\n";
   return text;
 }
 
@@ -363,8 +375,10 @@ TEST_F(Kvplan, ImportsKvtunersPerLayerWidths) {
   EXPECT_THAT(run("explain " + file("t.json") + " --layer 2").out, HasSubstr("nbits_key 2, nbits_value 8"));
   EXPECT_EQ(run("memory " + file("t.json") + " --contexts 8192").exit_code, 0);
   test::write_file(file("e.txt"), test::txt(3000));
-  FILE* pipe = popen((std::string(CALIB_BIN_DIR) + "/kvsens evaluate --model " + file("m") + " --data " + file("e.txt") + " --seq-len 200 --num-samples 1 --threads 1 --plan " + file("t.json") + " -o " +
-                      file("e.json") + " >/dev/null 2>&1").c_str(), "r");
+  FILE* pipe = popen((std::string(CALIB_BIN_DIR) + "/kvsens evaluate --model " + file("m") + " --data " + file("e.txt") +
+                      " --seq-len 200 --num-samples 1 --threads 1 --plan " + file("t.json") + " -o " + file("e.json") + " >/dev/null 2>&1")
+                         .c_str(),
+                     "r");
   EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 0);
   const json eval = json::parse(test::read_file(file("e.json")));
   EXPECT_GT(eval["contenders"][0]["total"]["Mean KLD"]["mean"].get<double>(), 0);
@@ -399,7 +413,9 @@ TEST_F(Kvplan, ImportsKvtunersPerLayerWidths) {
 TEST_F(Kvplan, ImportRefusals) {
   test::write_file(file("t.yaml"), kvtuner_yaml(std::vector<std::pair<int, int>>(kLayers, {4, 2})));
   const std::string out = " --stats " + file("stats.h5") + " -o " + file("no.json"), source = file("t.yaml");
-  const auto refused = [&](const std::string& arguments, int code, const std::vector<std::string>& parts) { expect_refusal("import " + arguments, code, parts, "no.json"); };
+  const auto refused = [&](const std::string& arguments, int code, const std::vector<std::string>& parts) {
+    expect_refusal("import " + arguments, code, parts, "no.json");
+  };
   refused(source + " --mode kivi" + out, 2, {"--from", "kvtuner"});
   refused(source + " --from vllm --mode kivi" + out, 7, {"--from vllm", "kvtuner"});
   refused(source + " --from kvtuner" + out, 2, {"--mode", "pertoken or kivi"});
@@ -421,7 +437,8 @@ TEST_F(Kvplan, ImportRefusals) {
 
 TEST_F(Kvplan, ExactTokensLeaveSomeToCompress) {
   const std::string pair = "--uniform int4.token.g64:int4.token.g64 --stats " + file("stats.h5") + " -o " + file("no.json");
-  for (const char* more : {" --window 1000000000", " --sinks 1000000000 --window 0", " --window 8188", " --context 132"}) expect_refusal(pair + more, 2, {"--context", "nothing would be compressed"}, "no.json");
+  for (const char* more : {" --window 1000000000", " --sinks 1000000000 --window 0", " --window 8188", " --context 132"})
+    expect_refusal(pair + more, 2, {"--context", "nothing would be compressed"}, "no.json");
   EXPECT_EQ(run("--uniform int4.token.g64:int4.token.g64 --window 8187 --dry-run --stats " + file("stats.h5")).exit_code, 0);
   expect_refusal("--uniform kivi4 --context 128 --stats " + file("stats.h5") + " -o " + file("no.json"), 2, {"window of 128"}, "no.json");
   expect_refusal(inputs() + " --budget 9 --context 4 -o " + file("no.json"), 2, {"4 sinks"}, "no.json");
@@ -444,8 +461,10 @@ TEST_F(Kvplan, NeverReplacesAFileThatItDidNotMake) {
   expect_refusal(inputs() + " --budget 4.5 -o " + file("sens.h5"), 2, {"would replace an input"}, "no.json");
   EXPECT_EQ(test::read_file(file("sens.h5")), scores);
   // What is no plan stays, whatever it is; an empty file is nobody's.
-  const std::pair<const char*, const char*> foreign[] = {
-      {"config.json", R"({"model_type": "llama"})"}, {"m.gguf", "GGUF\x03"}, {"notes.txt", "notes"}, {"e.json", R"({"schema": {"name": "kvcalib.eval", "version": 1}})"}};
+  const std::pair<const char*, const char*> foreign[] = {{"config.json", R"({"model_type": "llama"})"},
+                                                         {"m.gguf", "GGUF\x03"},
+                                                         {"notes.txt", "notes"},
+                                                         {"e.json", R"({"schema": {"name": "kvcalib.eval", "version": 1}})"}};
   for (const auto& [name, text] : foreign) {
     test::write_file(file(name), text);
     expect_refusal(inputs() + " --budget 4.5 -o " + file(name), 2, {name, "is no kvcalib.plan file", "remove it or give another name"});
@@ -561,9 +580,9 @@ TEST_F(Kvplan, SubcommandsRefuseTheProgramsOwnOptions) {
 TEST_F(Kvplan, StandardOutputThatCannotBeWritten) {
   ASSERT_EQ(run(inputs() + " --budget 4.5 -o " + file("f.json")).exit_code, 0);
   const std::string plan = " " + file("f.json");
-  for (const std::string& command : {"show" + plan, "show --json" + plan, "explain" + plan, "explain --layer 2" + plan, "check" + plan, "diff" + plan + plan, "memory" + plan,
-                                     "memory --stats " + file("stats.h5"), std::string("list"), std::string("--help"), std::string("show --help"), std::string("--version"),
-                                     std::string("--print-config"), inputs() + " --budget 4.5 --dry-run"})
+  for (const std::string& command : {"show" + plan, "show --json" + plan, "explain" + plan, "explain --layer 2" + plan, "check" + plan, "diff" + plan + plan,
+                                     "memory" + plan, "memory --stats " + file("stats.h5"), std::string("list"), std::string("--help"),
+                                     std::string("show --help"), std::string("--version"), std::string("--print-config"), inputs() + " --budget 4.5 --dry-run"})
     expect_refusal(command + " > /dev/full", 3, {"standard output: cannot be written"});
 }
 

@@ -33,7 +33,9 @@ class Isolate : public Kvsens {
   }
   static std::string model() { return "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 "; }
   static std::string isolate(const std::string& sens = "r.h5") { return "kvsens isolate " + model() + "--sens " + file(sens) + " --above " + limit() + " "; }
-  static std::size_t scheme(const sens::SensResult& r, const char* name) { return static_cast<std::size_t>(std::find(r.schemes.begin(), r.schemes.end(), name) - r.schemes.begin()); }
+  static std::size_t scheme(const sens::SensResult& r, const char* name) {
+    return static_cast<std::size_t>(std::find(r.schemes.begin(), r.schemes.end(), name) - r.schemes.begin());
+  }
   /// Half of the units pass it with 3 bits. (At a head_dim of 8 those of 2 bits take no fewer bytes, and are dominated.)
   static std::string limit() {
     const sens::SensResult r = artifacts::read_sens_file(file("r.h5"));
@@ -50,8 +52,10 @@ class Isolate : public Kvsens {
 TEST_F(Isolate, MeasuresWhatKvsensMeasuresAndPlansSpendIt) {
   const Outcome o = run(isolate() + "--data " + file("scores.txt") + " -o " + file("i.h5"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
-  for (const char* part : {"logit_kl / estimate", "K: logit_kl = ", "V: logit_kl = ", "farthest off: layer", "units replaced: "}) EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
-  const sens::SensResult before = artifacts::read_sens_file(file("r.h5")), after = artifacts::read_sens_file(file("i.h5")), truth = artifacts::read_sens_file(file("truth.h5"));
+  for (const char* part : {"logit_kl / estimate", "K: logit_kl = ", "V: logit_kl = ", "farthest off: layer", "units replaced: "})
+    EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
+  const sens::SensResult before = artifacts::read_sens_file(file("r.h5")), after = artifacts::read_sens_file(file("i.h5")),
+                         truth = artifacts::read_sens_file(file("truth.h5"));
   ASSERT_TRUE(after.isolated);
   const sens::IsolatedRuns& runs = *after.isolated;
   EXPECT_EQ(runs.metric, "fisher_softmax");
@@ -64,7 +68,8 @@ TEST_F(Isolate, MeasuresWhatKvsensMeasuresAndPlansSpendIt) {
       const auto per_channel = [&](std::size_t x) { return after.schemes[x].find(".channel.") != std::string::npos; };
       const auto bytes = [&](std::size_t x) { return after.base_bytes_per_token[u * after.schemes.size() + x]; };
       for (std::size_t x = 0; x < after.schemes.size(); ++x)
-        if (x != s && after.valid[u * after.schemes.size() + x] && per_channel(x) == per_channel(s) && bytes(x) <= bytes(s) && estimate[after.index(u, x, w)] <= estimate[after.index(u, s, w)])
+        if (x != s && after.valid[u * after.schemes.size() + x] && per_channel(x) == per_channel(s) && bytes(x) <= bytes(s) &&
+            estimate[after.index(u, x, w)] <= estimate[after.index(u, s, w)])
           return false;
       return true;
     };
@@ -94,7 +99,8 @@ TEST_F(Isolate, MeasuresWhatKvsensMeasuresAndPlansSpendIt) {
   ASSERT_EQ(run("kvplan --sens " + file("r.h5") + plan + file("before.json")).exit_code, 0);
   const Outcome made = run("kvplan --sens " + file("i.h5") + plan + file("after.json"));
   ASSERT_EQ(made.exit_code, 0) << made.text;
-  EXPECT_NE(made.text.find(fmt::format("{} of {} units by isolated runs, where fisher_softmax passes ", n_taken, after.units.size())), std::string::npos) << made.text;
+  EXPECT_NE(made.text.find(fmt::format("{} of {} units by isolated runs, where fisher_softmax passes ", n_taken, after.units.size())), std::string::npos)
+      << made.text;
   const plan::Plan read = artifacts::read_plan(file("after.json"));
   ASSERT_TRUE(read.summary.predicted->isolated);
   EXPECT_EQ(*read.summary.predicted->isolated, (plan::IsolatedUse{n_taken, runs.above, runs.k.value, runs.v.value}));
@@ -104,7 +110,8 @@ TEST_F(Isolate, MeasuresWhatKvsensMeasuresAndPlansSpendIt) {
   double sum = 0;
   for (std::size_t u = 0; u < after.units.size(); ++u) {
     const auto layer = std::find_if(read.layers.begin(), read.layers.end(), [&](const plan::LayerPlan& l) { return l.index == after.units[u].layer; });
-    const std::size_t w = read.window_of(*layer) == 0 ? 0 : 1, i = after.index(u, scheme(after, kvrt::to_string(layer->unit(after.units[u].side).scheme).c_str()), w);
+    const std::size_t w = read.window_of(*layer) == 0 ? 0 : 1,
+                      i = after.index(u, scheme(after, kvrt::to_string(layer->unit(after.units[u].side).scheme).c_str()), w);
     sum += runs.taken_up[u] ? truth.scores.at("logit_kl").mean[i] / runs.slope(after.units[u].side).value : estimate[i];
   }
   EXPECT_NEAR(read.summary.predicted->score, sum, 1e-6 * sum);
@@ -144,7 +151,8 @@ TEST_F(Isolate, JointRunsComeAfterItOnOtherText) {
     double sum = 0;
     for (std::size_t u = 0; u < read.units.size(); ++u) {
       const std::size_t l = u / 2, at = r * read.joint->n_layers + l;
-      const std::size_t i = read.index(u, static_cast<std::size_t>(read.units[u].side == Side::kK ? read.joint->k[at] : read.joint->v[at]), static_cast<std::size_t>(read.joint->tier_class[at]));
+      const std::size_t i = read.index(u, static_cast<std::size_t>(read.units[u].side == Side::kK ? read.joint->k[at] : read.joint->v[at]),
+                                       static_cast<std::size_t>(read.joint->tier_class[at]));
       const sens::IsolatedRuns& runs = *read.isolated;
       sum += runs.taken_up[u] ? runs.mean[i] / runs.slope(read.units[u].side).value : read.scores.at("fisher_softmax").mean[i];
     }
@@ -233,7 +241,8 @@ TEST_F(Isolate, Refusals) {
   expect(plain + "--sens " + file("stats.h5") + " " + data, 4, "kvcalib.stats");
   expect("isolate --model " + file("other") + " --threads 1 --seq-len 256 --sens " + file("r.h5") + " " + data, 5, "r.h5");
   // Behind 4 sinks and a window of 32 nothing of 36 tokens is coded.
-  expect("isolate --model " + file("m") + " --threads 1 --seq-len 36 --num-samples 2 --sens " + file("r.h5") + " --above " + limit() + " " + data, 6, "nothing of it would be coded");
+  expect("isolate --model " + file("m") + " --threads 1 --seq-len 36 --num-samples 2 --sens " + file("r.h5") + " --above " + limit() + " " + data, 6,
+         "nothing of it would be coded");
   expect(plain + "--sens " + file("r.h5") + " --data " + file("scores.txt") + " -o " + file("scores.txt"), 2, "scores.txt");
   EXPECT_FALSE(exists("no.h5"));
   // The text of the statistics is allowed, as for the scores, and named.

@@ -34,7 +34,10 @@ TEST_F(Kvsens, SalientTierFromScoresToAMeasuredPlan) {
     EXPECT_LT(mean(sens, u, 1), mean(sens, u, 0)) << u;
   }
 
-  ASSERT_EQ(run("kvsens saliency " + model + "--data " + file("tier_held.txt") + stats + " --seq-len 640 --num-samples 2 --window 16 --fraction 0.2 -o " + file("ts.json")).exit_code, 0);
+  ASSERT_EQ(run("kvsens saliency " + model + "--data " + file("tier_held.txt") + stats + " --seq-len 640 --num-samples 2 --window 16 --fraction 0.2 -o " +
+                file("ts.json"))
+                .exit_code,
+            0);
   nlohmann::json saliency = nlohmann::json::parse(test::read_file(file("ts.json")));
   const auto layers = [&]() -> nlohmann::json& { return saliency["fractions"][0]["scores"][0]["layers"]; };
   for (nlohmann::json& layer : layers()) layer["abstain"] = nlohmann::json::array();
@@ -62,7 +65,9 @@ TEST_F(Kvsens, SalientTierFromScoresToAMeasuredPlan) {
   shows("explain " + file("t.json") + " --layer 1", {"no salient tier: 0.2: hit rate 0.123 < 0.70"});
   shows("explain " + file("t.json"), {"salient 0.2", "1 layer may not have one"});
   shows("diff " + file("t0.json") + " " + file("t.json"), {"salient 0 -> 0.2"});
-  const auto bytes_at = [&](const std::string& name) { return nlohmann::json::parse(run("kvplan memory " + file(name) + " --contexts 4096 --json").text)["contexts"][0]["bytes"].get<std::int64_t>(); };
+  const auto bytes_at = [&](const std::string& name) {
+    return nlohmann::json::parse(run("kvplan memory " + file(name) + " --contexts 4096 --json").text)["contexts"][0]["bytes"].get<std::int64_t>();
+  };
   EXPECT_EQ(bytes_at("t.json"), plan.summary.bytes);
   EXPECT_GT(bytes_at("t.json"), bytes_at("t0.json"));
 
@@ -72,9 +77,12 @@ TEST_F(Kvsens, SalientTierFromScoresToAMeasuredPlan) {
   ASSERT_EQ(e.contenders.size(), 3u);
   EXPECT_LT(e.contenders[1].total.kld.mean, e.contenders[2].total.kld.mean) << "the same schemes, with and without a tier";
   EXPECT_NE(e.contenders[1].description.find("salient tier at fp8e4m3.token.g"), std::string::npos);
-  expect("evaluate " + model + "--data " + file("tier_held.txt") + " --seq-len 320 --num-samples 1 --plan " + file("t.json") + " --backend kvrt -o " + file("no.json"), 7, "a salient tier is not offered by the runtime");
+  expect("evaluate " + model + "--data " + file("tier_held.txt") + " --seq-len 320 --num-samples 1 --plan " + file("t.json") + " --backend kvrt -o " +
+             file("no.json"),
+         7, "a salient tier is not offered by the runtime");
   expect("evaluate " + model + "--data " + file("tier_held.txt") + " --uniform tiered4 -o " + file("no.json"), 2, "--stats");
-  const Outcome refined = run("kvsens refine " + model + "--data " + file("tier_held.txt") + " --seq-len 320 --num-samples 2 --joint 4 --sens " + file("t.h5") + " --plan " + file("t.json") + " -o " + file("tr.json"));
+  const Outcome refined = run("kvsens refine " + model + "--data " + file("tier_held.txt") + " --seq-len 320 --num-samples 2 --joint 4 --sens " + file("t.h5") +
+                              " --plan " + file("t.json") + " -o " + file("tr.json"));
   EXPECT_EQ(refined.exit_code, 0) << refined.text;
   EXPECT_EQ(run("kvplan check " + file("tr.json")).exit_code, 0);
   ASSERT_EQ(run("kvplan --uniform tiered4" + stats + " --context 4096 -o " + file("tu.json")).exit_code, 0);
@@ -87,7 +95,9 @@ TEST_F(Kvsens, SalientTierFromScoresToAMeasuredPlan) {
   expect(bad + stats + " --salient 0.2 --salient-scheme int4.token.g", 2, "--salient-scheme");
   expect(bad + stats + " --salient 0.2 --salient-score probe", 2, "--salient-score");
   expect(bad + " --salient 0.2", 2, "--stats");
-  expect(model + "--data " + file("tier_scores.txt") + stats + " --seq-len 90 --num-samples 1 --window 16 --candidates int2.token.g --salient 0.2 -o " + file("no.h5"), 6, "salient 0.2");
+  expect(model + "--data " + file("tier_scores.txt") + stats + " --seq-len 90 --num-samples 1 --window 16 --candidates int2.token.g --salient 0.2 -o " +
+             file("no.h5"),
+         6, "salient 0.2");
   EXPECT_FALSE(exists("no.h5"));
   EXPECT_FALSE(exists("no.json"));
   const auto refused = [&](const std::string& arguments, int code, const std::string& part) {

@@ -52,7 +52,9 @@ double score(const sens::SensResult& r, const std::string& metric, int layer, Si
 void expect_scaled(const stats::TensorStats& got, int head, const stats::TensorStats& want, int c, double factor, const std::string& what) {
   const std::size_t i = got.index(head, c);
   const stats::Moments &a = got.moments[i], &b = want.moments[i];
-  const auto near = [&](double x, double y, const char* part) { ASSERT_NEAR(x, y, 1e-12 * std::fabs(y)) << what << " " << part << " head " << head << " channel " << c; };
+  const auto near = [&](double x, double y, const char* part) {
+    ASSERT_NEAR(x, y, 1e-12 * std::fabs(y)) << what << " " << part << " head " << head << " channel " << c;
+  };
   ASSERT_EQ(a.n, b.n);
   near(a.mean, factor * b.mean, "mean");
   near(a.m2, std::pow(factor, 2) * b.m2, "m2");
@@ -79,8 +81,10 @@ TEST(TrainedModel, InjectedOutliersAreSeenScoredAndPlannedFor) {
   for (const auto& [name, path] : {std::pair<std::string, std::string>("plain", model), {"loud", folder.file("m")}}) {
     run(program("kvcalib") + "--model " + path + text + "calibrate.txt -o " + folder.file(name + ".h5"));
     run(program("kvsens") + "--model " + path + text + "measure.txt --stats " + folder.file(name + ".h5") +
-        " --window 0 --metric attn_kl,attn_out --candidates int8.token.g:int8.token.g,int4.token.g:int8.token.g,int4.token.g.smooth:int8.token.g,int4.channel.g32:int8.token.g,"
-        "int4.channel.g32.pre:int8.token.g -o " + folder.file(name + "_sens.h5"));
+        " --window 0 --metric attn_kl,attn_out --candidates "
+        "int8.token.g:int8.token.g,int4.token.g:int8.token.g,int4.token.g.smooth:int8.token.g,int4.channel.g32:int8.token.g,"
+        "int4.channel.g32.pre:int8.token.g -o " +
+        folder.file(name + "_sens.h5"));
   }
 
   // The function: the same likelihood of the text, and the same attention.
@@ -130,7 +134,8 @@ TEST(TrainedModel, InjectedOutliersAreSeenScoredAndPlannedFor) {
   // Plans: what was best per token moves to channels where it may, else to `smooth`, and says why.
   const auto planned = [&](const std::string& name, const std::string& allowed, const char* budget) {
     const std::string path = folder.file(name + ".json");
-    run(program("kvplan") + "--stats " + folder.file(name + ".h5") + " --sens " + folder.file(name + "_sens.h5") + " --metric attn_out --budget " + budget + " --allow-k " + allowed + " -o " + path);
+    run(program("kvplan") + "--stats " + folder.file(name + ".h5") + " --sens " + folder.file(name + "_sens.h5") + " --metric attn_out --budget " + budget +
+        " --allow-k " + allowed + " -o " + path);
     return artifacts::read_plan(path);
   };
   const auto outliers = [](const plan::UnitPlan& unit) {
@@ -194,7 +199,8 @@ TEST(TrainedModel, HeadsInAnotherOrderGiveTheSameUnits) {
   for (const auto& [name, path] : {std::pair<std::string, std::string>("plain", model), {"permuted", folder.file("permuted.gguf")}}) {
     run(program("kvcalib") + "--model " + path + text + "calibrate.txt -o " + folder.file(name + ".h5"));
     run(program("kvsens") + "--model " + path + text + "measure.txt --stats " + folder.file(name + ".h5") +
-        " --window 0 --layers 0,14,29 --metric fisher_vec,attn_kl,attn_out --candidates int4.token.g:int4.token.g,int4.token.g.center.had:int4.token.g,int4.channel.g32.pre:int4.token.g -o " +
+        " --window 0 --layers 0,14,29 --metric fisher_vec,attn_kl,attn_out --candidates "
+        "int4.token.g:int4.token.g,int4.token.g.center.had:int4.token.g,int4.channel.g32.pre:int4.token.g -o " +
         folder.file(name + "_sens.h5"));
   }
   // Sums over heads come in another order: rounding of the output projection, passed on by the layers.
@@ -251,9 +257,11 @@ TEST(TrainedModel, DocumentsInAnyOrderAndInPartsGiveTheSame) {
   for (const std::string name : {"all", "turned", "first", "second"}) {
     run(program("kvcalib") + "--model " + model + " --seq-len 512 --data " + folder.file(name + ".jsonl") + " -o " + folder.file(name + ".h5"));
     run(program("kvsens") + "--model " + model + " --seq-len 512 --data " + folder.file(name + ".jsonl") +
-        " --window 0 --sinks 4 --rows 1048576 --layers 1,20 --metric attn_kl,attn_out --candidates int4.token.g,int4.channel.g32.pre -o " + folder.file(name + "_sens.h5"));
+        " --window 0 --sinks 4 --rows 1048576 --layers 1,20 --metric attn_kl,attn_out --candidates int4.token.g,int4.channel.g32.pre -o " +
+        folder.file(name + "_sens.h5"));
   }
-  const artifacts::StatsReader all(folder.file("all.h5")), turned(folder.file("turned.h5")), first_half(folder.file("first.h5")), second_half(folder.file("second.h5"));
+  const artifacts::StatsReader all(folder.file("all.h5")), turned(folder.file("turned.h5")), first_half(folder.file("first.h5")),
+      second_half(folder.file("second.h5"));
   ASSERT_EQ(all.header().data.n_documents, 4);
   for (const bool in_parts : {false, true}) {
     for (std::size_t l = 0; l < all.n_layers(); ++l) {

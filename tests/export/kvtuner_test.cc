@@ -29,7 +29,8 @@ std::string heads(const std::string& first_of_layer_1) {
   std::string text;
   for (int l = 0; l < kLayers; ++l)
     for (int h = 0; h < kHeads; ++h)
-      text += (h == 0 ? std::to_string(l) + ":\n" : "") + "  " + std::to_string(h) + ":\n    nbits_key: " + (l == 1 && h == 0 ? first_of_layer_1 : "4") + "\n    nbits_value: " + (h == 0 ? "2" : "4") + "\n";
+      text += (h == 0 ? std::to_string(l) + ":\n" : "") + "  " + std::to_string(h) + ":\n    nbits_key: " + (l == 1 && h == 0 ? first_of_layer_1 : "4") +
+              "\n    nbits_value: " + (h == 0 ? "2" : "4") + "\n";
   return text;
 }
 
@@ -73,10 +74,13 @@ TEST(Kvtuner, RefusesWithLineAndKey) {
   refused(two + layer(3, "4", "2"), ErrorKind::kMismatch, {"line 7", "layer 3 has no cache in this model", "3 layers"});
   refused(two + "\"2\":\n  nbits_key: 4\n  nbits_value: 4\n", ErrorKind::kFormat, {"line 7", "string \"2\"", "layer number"});
   refused(two + "layers.2:\n  nbits_key: 4\n", ErrorKind::kFormat, {"line 7", "\"layers.2\""});
-  for (const char* number : {"-1", "02", "0x2", "2.0", "1_0", "+2", "99999999999999999999", "~", "true"}) refused(two + number + ":\n  nbits_key: 4\n  nbits_value: 4\n", ErrorKind::kFormat, {"line 7"});
-  for (const char* width : {"3", "16", "0", "6"}) refused(two + layer(2, width, "4"), ErrorKind::kUnsupported, {"line 8, layer 2, nbits_key", std::string("is ") + width, "2, 4 and 8"});
+  for (const char* number : {"-1", "02", "0x2", "2.0", "1_0", "+2", "99999999999999999999", "~", "true"})
+    refused(two + number + ":\n  nbits_key: 4\n  nbits_value: 4\n", ErrorKind::kFormat, {"line 7"});
+  for (const char* width : {"3", "16", "0", "6"})
+    refused(two + layer(2, width, "4"), ErrorKind::kUnsupported, {"line 8, layer 2, nbits_key", std::string("is ") + width, "2, 4 and 8"});
   refused(two + layer(2, "4", "1"), ErrorKind::kUnsupported, {"line 9, layer 2, nbits_value"});
-  for (const char* width : {"\"4\"", "4.0", "four", "-4", "[4]", "{a: 4}", "", "!!int 4", "&a 4"}) refused(two + layer(2, width, "4"), ErrorKind::kFormat, {"line 8, layer 2, nbits_key"});
+  for (const char* width : {"\"4\"", "4.0", "four", "-4", "[4]", "{a: 4}", "", "!!int 4", "&a 4"})
+    refused(two + layer(2, width, "4"), ErrorKind::kFormat, {"line 8, layer 2, nbits_key"});
   refused(two + "2:\n  nbits_key: 4\n", ErrorKind::kFormat, {"layer 2", "nbits_value is missing"});
   refused(two + "2:\n  nbits_key: 4\n  nbits_key: 4\n", ErrorKind::kFormat, {"line 9, layer 2, nbits_key", "twice"});
   refused(two + "2:\n  nbits_key: 4\n  nbits_value: 4\n  axis: 1\n", ErrorKind::kFormat, {"line 10, layer 2", "\"axis\""});
@@ -157,7 +161,8 @@ TEST(Kvtuner, ModesGiveTheirSchemes) {
   }
   test::expect_error([] { parse_kvtuner_mode("--mode", "token"); }, ErrorKind::kUsage, {"--mode", "token", "pertoken or kivi"});
   // A shape that the mode does not fit: groups of 32 in head_dim 80.
-  test::expect_error([&] { kvtuner_plan(plan_test::tiny_model(kLayers, 4, 2, 80), bits, KvtunerMode::kKivi, accounting, {}); }, ErrorKind::kUsage, {"layer 0 V int4.token.g32", "80"});
+  test::expect_error([&] { kvtuner_plan(plan_test::tiny_model(kLayers, 4, 2, 80), bits, KvtunerMode::kKivi, accounting, {}); }, ErrorKind::kUsage,
+                     {"layer 0 V int4.token.g32", "80"});
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ using nlohmann::ordered_json;
 using test::expect_error;
 
 TEST(JsonText, LayoutAndOrder) {
-  const ordered_json value = {{"z", 1}, {"a", {1.5, 2.0, -0.0}}, {"list", {{{"b", true}}, ordered_json::object()}}, {"none", nullptr}, {"empty", ordered_json::array()}};
+  const ordered_json value = {
+      {"z", 1}, {"a", {1.5, 2.0, -0.0}}, {"list", {{{"b", true}}, ordered_json::object()}}, {"none", nullptr}, {"empty", ordered_json::array()}};
   EXPECT_EQ(json_text(value, "f"),
             "{\n  \"z\": 1,\n  \"a\": [1.5, 2.0, -0.0],\n  \"list\": [\n    {\n      \"b\": true\n    },\n    {}\n  ],\n  \"none\": null,\n  \"empty\": []\n}\n");
 }
@@ -80,7 +81,8 @@ TEST(JsonText, GlobalLocaleChangesNothing) {
 }
 
 TEST(JsonValue, CountsMayBeWrittenAsWholeDoubles) {  // CASES.md PJ-01
-  const auto document = parse_json_strict(R"({"a": 4, "b": 4.0, "c": 4.5, "d": "4", "e": true, "f": [4], "g": -1, "h": 1e300, "i": 18446744073709551615})", "p.json");
+  const auto document =
+      parse_json_strict(R"({"a": 4, "b": 4.0, "c": 4.5, "d": "4", "e": true, "f": [4], "g": -1, "h": 1e300, "i": 18446744073709551615})", "p.json");
   const JsonValue root(document, "p.json");
   EXPECT_EQ(root.at("a").integer(), 4);
   EXPECT_EQ(root.at("b").integer(), 4);

@@ -62,12 +62,21 @@ TEST(Abi, Argument) {
   EXPECT_ERROR(spoiled([&](Step* s) { i64 = {3, 1}; s->batch.row_offsets = i64.data(); }), KVRT_E_ARGUMENT, "row_offsets fall from 3 to 1");
   EXPECT_ERROR(spoiled([&](Step* s) { i64 = {-5}; s->batch.seq_len = i64.data(); }), KVRT_E_ARGUMENT, "seq_len is -5");
   EXPECT_ERROR(spoiled([&](Step* s) { i64 = {99}; s->batch.positions = i64.data(); }), KVRT_E_ARGUMENT, "token 100 at position 99");
-  EXPECT_ERROR(spoiled([&](Step* s) { i64 = {100, 102, 0, 2}; s->batch.positions = i64.data(), s->batch.row_offsets = i64.data() + 2; }), KVRT_E_ARGUMENT, "expected 101");
+  EXPECT_ERROR(spoiled([&](Step* s) {
+                 i64 = {100, 102, 0, 2};
+                 s->batch.positions = i64.data(), s->batch.row_offsets = i64.data() + 2;
+               }),
+               KVRT_E_ARGUMENT, "expected 101");
   EXPECT_ERROR(spoiled([&](Step* s) { i64 = {100, -1, 102, 0, 3}; s->batch.positions = i64.data(), s->batch.row_offsets = i64.data() + 3; }), KVRT_E_ARGUMENT,
                "behind a row without token");
   EXPECT_ERROR(spoiled([](Step* s) { s->pools.base[KVRT_V].base = nullptr; }), KVRT_E_ARGUMENT, "layer 5 V int4.token.g: the base pool is null");
   for (const int bad : {-1, 1 << 30, INT32_MIN}) {  // page ids out of range
-    EXPECT_ERROR(spoiled([&](Step* s) { ids.assign(64, bad); i64 = {0, 64}; s->batch.pages[KVRT_BASE] = {ids.data(), i64.data()}; }), KVRT_E_ARGUMENT, "base page 0 has id");
+    EXPECT_ERROR(spoiled([&](Step* s) {
+                   ids.assign(64, bad);
+                   i64 = {0, 64};
+                   s->batch.pages[KVRT_BASE] = {ids.data(), i64.data()};
+                 }),
+                 KVRT_E_ARGUMENT, "base page 0 has id");
   }
   // Two places in one page: ring pages that would overwrite each other, and a coded page that is written a second time.
   const auto repeated = [&](kvrt_segment which) {
@@ -295,7 +304,8 @@ TEST(Abi, CacheBytesAreThePagesOfASequence) {
       kvrt_layout exact, base;
       ASSERT_EQ(kvrt_page_layout(cache.context(), Cache::kLayer, side, KVRT_SINK, &exact, nullptr), KVRT_OK);
       ASSERT_EQ(kvrt_page_layout(cache.context(), Cache::kLayer, side, KVRT_BASE, &base, nullptr), KVRT_OK);
-      EXPECT_EQ(kvrt_cache_bytes(cache.plan(), Cache::kLayer, side, n), (pages[KVRT_SINK] + pages[KVRT_WINDOW]) * exact.page_bytes + pages[KVRT_BASE] * base.page_bytes);
+      EXPECT_EQ(kvrt_cache_bytes(cache.plan(), Cache::kLayer, side, n),
+                (pages[KVRT_SINK] + pages[KVRT_WINDOW]) * exact.page_bytes + pages[KVRT_BASE] * base.page_bytes);
     }
   }
 }

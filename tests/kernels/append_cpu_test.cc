@@ -81,7 +81,8 @@ void expect_same(const Appended& a, const Appended& b, const std::string& what) 
 
 /// On every path of this CPU, against the reference fed one by one.
 void equals_reference(const CacheShape& shape, const std::vector<std::int64_t>& calls, bool finite = false) {
-  const std::string what = shape.k + " / " + shape.v + " D " + std::to_string(shape.width) + " S " + std::to_string(shape.sinks) + " W " + std::to_string(shape.window) + " " + shape.chan_perm;
+  const std::string what = shape.k + " / " + shape.v + " D " + std::to_string(shape.width) + " S " + std::to_string(shape.sinks) + " W " +
+                           std::to_string(shape.window) + " " + shape.chan_perm;
   const std::int64_t n = std::accumulate(calls.begin(), calls.end(), std::int64_t{0}), row = std::int64_t{shape.heads} * shape.width;
   const std::vector<float> k = mixed_rows(61, n, row, finite), v = mixed_rows(62, n, row, finite);
   const Appended reference = append_in(shape, KVRT_BACKEND_REF, std::vector<std::int64_t>(static_cast<std::size_t>(n), 1), k, v);
@@ -116,8 +117,8 @@ TEST_P(AppendCpu, BytesOfTheReference) {
 INSTANTIATE_TEST_SUITE_P(Schemes, AppendCpu, ::testing::ValuesIn(kKeySchemes), [](const auto& info) { return test_name(info.param); });
 
 TEST(AppendCpu, ValuesAndPagesOfEverySize) {
-  for (const char* v : {"int4.token.g32", "int3.token.g64.had", "int2.channel.g32", "lm3.token.g.had", "nuq4.token.g", "fp8e4m3.head", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",
-                        "bf16"}) {
+  for (const char* v : {"int4.token.g32", "int3.token.g64.had", "int2.channel.g32", "lm3.token.g.had", "nuq4.token.g", "fp8e4m3.head", "q8_0", "q4_0", "q4_1",
+                        "q5_0", "q5_1", "iq4_nl", "bf16"}) {
     for (const int page_tokens : {32, 64, 128}) {
       CacheShape shape;
       shape.v = v, shape.k = "int4.channel.g64", shape.page_tokens = page_tokens;

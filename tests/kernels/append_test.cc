@@ -9,8 +9,19 @@
 namespace kvrt::testing {
 namespace {
 
-const char* const kValueSchemes[] = {"int4.token.g32", "int3.token.g64.had", "int2.token.g64.had", "fp8e4m3.head", "int4.channel.g32", "lm3.token.g.had",
-                                     "int4.token.g32.center", "q4_0", "bf16", "int4.token.g.out1", "nuq3.token.g.clip.out1", "int3.channel.g64.out2", "int2.channel.g32.clip.out0.5.ef"};
+const char* const kValueSchemes[] = {"int4.token.g32",
+                                     "int3.token.g64.had",
+                                     "int2.token.g64.had",
+                                     "fp8e4m3.head",
+                                     "int4.channel.g32",
+                                     "lm3.token.g.had",
+                                     "int4.token.g32.center",
+                                     "q4_0",
+                                     "bf16",
+                                     "int4.token.g.out1",
+                                     "nuq3.token.g.clip.out1",
+                                     "int3.channel.g64.out2",
+                                     "int2.channel.g32.clip.out0.5.ef"};
 
 /// What gather must give AS_STORED: sinks and window in bf16, base tokens through fake_quant.
 void expect_fake_quant(Cache* cache, const CacheShape& shape, kvrt_side side, const std::vector<float>& x, const Tiers& tiers, const std::string& what) {
@@ -225,7 +236,8 @@ TEST(Append, PageIdsAreWidenedBeforeTheyAreMultiplied) {  // bug class 1: ids ne
 }
 
 TEST(Append, AShareOfTheHeadsStoresWhatTheWholeStores) {
-  for (const char* scheme : {"int4.token.g32.center.had", "fp8e4m3.head", "int8.channel.static.pre", "int3.token.g.ef", "nuq4.channel.static.out1", "int4.channel.g32.out1"}) {
+  for (const char* scheme :
+       {"int4.token.g32.center.had", "fp8e4m3.head", "int8.channel.static.pre", "int3.token.g.ef", "nuq4.channel.static.out1", "int4.channel.g32.out1"}) {
     CacheShape shape;
     shape.k = scheme, shape.heads = 3;
     Cache whole(shape);

@@ -40,7 +40,8 @@ struct UnitConstants {
       const std::string name = c.name;
       const auto n = static_cast<std::size_t>(c.count());
       if (name == "mean") for (std::size_t i = 0; i < n; ++i) mean.push_back(static_cast<float>(0.5 * rng.normal()));
-      if (name == "smooth") for (std::size_t i = 0; i < n; ++i) smooth.push_back(1.0f + 0.25f * static_cast<float>(pair_of(static_cast<int>(i) % width, rotary_dim) % 5));
+      if (name == "smooth")
+        for (std::size_t i = 0; i < n; ++i) smooth.push_back(1.0f + 0.25f * static_cast<float>(pair_of(static_cast<int>(i) % width, rotary_dim) % 5));
       if (name == "clip_lo") clip_lo.assign(n, -2.5f);
       if (name == "clip_hi") clip_hi.assign(n, 3.0f);
       if (name == "clip_alpha") clip_alpha.assign(n, 0.85f);
@@ -60,7 +61,8 @@ struct UnitConstants {
     const auto p = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
     kvrt_unit_view u = {};
     u.scheme = scheme.c_str(), u.chan_perm = chan_perm.c_str(), u.block_order = block_order.empty() ? nullptr : block_order.c_str();
-    u.mean = p(mean), u.smooth = p(smooth), u.clip_lo = p(clip_lo), u.clip_hi = p(clip_hi), u.clip_alpha = p(clip_alpha), u.codebook = p(codebook), u.ef_u = p(ef_u), u.ef_order = p(ef_order);
+    u.mean = p(mean), u.smooth = p(smooth), u.clip_lo = p(clip_lo), u.clip_hi = p(clip_hi), u.clip_alpha = p(clip_alpha), u.codebook = p(codebook),
+    u.ef_u = p(ef_u), u.ef_order = p(ef_order);
     u.basis_mean = p(basis_mean), u.basis_in = p(basis_in), u.basis = p(basis);
     return u;
   }

@@ -209,7 +209,8 @@ TEST(DecodeCpu, KeysBeforeRopeAreRotatedByTheirPosition) {
               job.segment.first_slot = first_slot, job.segment.first_position = position, job.segment.pre = true;
               job.rope = &turned.tables, job.rope_tile = turned.tile.data(), job.k_mean = mean.data();
               run_path(path, job);
-              expect_attention(expected, 2, &out, std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
+              expect_attention(expected, 2, &out,
+                               std::string(scheme) + " width " + std::to_string(width) + " position " + std::to_string(position) + " " + path.name);
               if (HasFatalFailure()) return;
             }
           }

@@ -44,7 +44,8 @@ struct Pool {
     for (int i = 0; i < n_pages; ++i) pages.push_back(n_pages - i);
     calib::Rng rng(seed);
     rows.resize(static_cast<std::size_t>(n_slots) * static_cast<std::size_t>(head_dim));
-    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(spread * rng.normal() + 0.3 * std::sin(static_cast<double>(i % static_cast<std::size_t>(head_dim))));
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      rows[i] = static_cast<float>(spread * rng.normal() + 0.3 * std::sin(static_cast<double>(i % static_cast<std::size_t>(head_dim))));
   }
 
   Pool(const Pool&) = delete;

@@ -53,7 +53,8 @@ Decoded decode_with(Cache* cache, const std::vector<std::int64_t>& lengths, cons
   cache->set_lengths(before);
   const auto rows = static_cast<std::size_t>(std::count_if(lengths.begin(), lengths.end(), [](std::int64_t n) { return n > 0; }));
   const std::size_t heads = static_cast<std::size_t>(cache->q_row()) / static_cast<std::size_t>(cache->row() / cache->heads());
-  Decoded d{std::vector<float>(rows * static_cast<std::size_t>(cache->q_row()), NAN), std::vector<float>(rows * heads, NAN), std::vector<float>(rows * heads * KVRT_SEGMENTS, NAN)};
+  Decoded d{std::vector<float>(rows * static_cast<std::size_t>(cache->q_row()), NAN), std::vector<float>(rows * heads, NAN),
+            std::vector<float>(rows * heads * KVRT_SEGMENTS, NAN)};
   kvrt_attn attn = cache->attn(q.data(), d.out.data());
   attn.lse = d.lse.data(), attn.mass = d.mass.data();
   EXPECT_EQ(kvrt_decode(context, Cache::kLayer, &cache->batch(n_new), &attn, &cache->pools(), &workspace, nullptr, &err), KVRT_OK) << err.text;
@@ -88,7 +89,8 @@ TEST(DecodeSplit, WorkersDoNotMatter) {
         Cache cache(shape);
         const std::string what = shape.k + " H " + std::to_string(heads) + " T " + std::to_string(length);
         ASSERT_TRUE(cache.status().ok()) << cache.status().text();
-        const std::vector<float> keys = normal_rows(71, length * cache.row()), values = normal_rows(72, length * cache.row(), 1, 0.5), q = normal_rows(73, cache.q_row(), 3);
+        const std::vector<float> keys = normal_rows(71, length * cache.row()), values = normal_rows(72, length * cache.row(), 1, 0.5),
+                                 q = normal_rows(73, cache.q_row(), 3);
         ASSERT_TRUE(cache.append(length, keys.data(), values.data()).ok());
         const Decoded alone = decode_with(&cache, {length}, q, KVRT_BACKEND_CPU, nullptr);
         for (const int n : {1, 2, 3, 8, 40}) {

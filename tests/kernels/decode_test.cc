@@ -70,12 +70,14 @@ struct Case {
     run_within(1e-4);  // fp32 sums over up to 128 channels of scores up to 50
   }
   void run_within(double tolerance) const {
-    const std::string what = std::string(backend_name(shape.backend)) + " " + shape.k + " / " + shape.v + " D " + std::to_string(shape.width) + " G " + std::to_string(shape.group) + " n " + std::to_string(n);
+    const std::string what = std::string(backend_name(shape.backend)) + " " + shape.k + " / " + shape.v + " D " + std::to_string(shape.width) + " G " +
+                             std::to_string(shape.group) + " n " + std::to_string(n);
     Cache cache(shape);
     ASSERT_TRUE(cache.status().ok()) << what << ": " << cache.status().text();
     const std::vector<float> k = normal_rows(21, n * cache.row()), v = normal_rows(22, n * cache.row(), 1, 0.5), q = normal_rows(23, cache.q_row(), 2);
     ASSERT_TRUE(cache.append(n, k.data(), v.data()).ok()) << what;
-    std::vector<float> out(q.size(), NAN), lse(static_cast<std::size_t>(shape.heads * shape.group), NAN), mass(lse.size() * KVRT_SEGMENTS, NAN), logits(lse.size(), 1.5f);
+    std::vector<float> out(q.size(), NAN), lse(static_cast<std::size_t>(shape.heads * shape.group), NAN), mass(lse.size() * KVRT_SEGMENTS, NAN),
+        logits(lse.size(), 1.5f);
     kvrt_attn attn = cache.attn(q.data(), out.data());
     attn.lse = lse.data(), attn.mass = mass.data(), attn.soft_cap = soft_cap, attn.sink_logit = learned ? logits.data() : nullptr;
     const Status status = cache.decode(attn);
@@ -84,10 +86,11 @@ struct Case {
     const bool pre = shape.k.find(".pre") != std::string::npos;
     const std::vector<float> keys = cache.gather(KVRT_K, KVRT_AS_STORED), values = cache.gather(KVRT_V, KVRT_AS_STORED);
     std::vector<double> rotated(keys.begin(), keys.end()), query(q.begin(), q.end());
-    for (std::int64_t i = 0; pre && i < n * shape.heads; ++i) rotate_row(shape, cache.inv_freq(), i / shape.heads, &rotated[static_cast<std::size_t>(i * shape.width)]);
+    for (std::int64_t i = 0; pre && i < n * shape.heads; ++i)
+      rotate_row(shape, cache.inv_freq(), i / shape.heads, &rotated[static_cast<std::size_t>(i * shape.width)]);
     for (int h = 0; h < shape.heads * shape.group; ++h) rotate_row(shape, cache.inv_freq(), n - 1, &query[static_cast<std::size_t>(h * shape.width)]);
-    const Dense dense = dense_attention(query, rotated, values, n, shape.heads, shape.group, shape.width, 1.0 / std::sqrt(static_cast<double>(shape.width)), soft_cap,
-                                        attn.sink_logit);
+    const Dense dense = dense_attention(query, rotated, values, n, shape.heads, shape.group, shape.width, 1.0 / std::sqrt(static_cast<double>(shape.width)),
+                                        soft_cap, attn.sink_logit);
     const std::vector<double> allowed = kOnCuda ? Tolerance16{query, rotated, values, dense, shape, n, soft_cap}() : std::vector<double>();
     for (std::size_t i = 0; i < out.size(); ++i) {
       ASSERT_NEAR(out[i], dense.out[i], kOnCuda ? allowed[i] : tolerance * (1 + std::fabs(dense.out[i]))) << what << " element " << i;
@@ -101,13 +104,24 @@ struct Case {
   }
 };
 
-const char* const kUniform[][2] = {
-    {"bf16", "bf16"}, {"int8.token.g", "int8.token.g"}, {"int4.token.g", "int4.token.g"}, {"int4.channel.g32", "int2.token.g"}, {"int4.channel.g64.pre", "int3.token.g"},
-    {"int3.channel.g64.pre", "int4.channel.g32"}, {"fp8e4m3.head", "fp8e4m3.tensor"}, {"int4.token.g.center.had", "int4.token.g.had"},
-    {"int2.channel.g32.pre", "fp8e5m2.token.g"}, {"lm4.token.g.had", "lm3.token.g.had"}, {"int4.token.g.pre.center", "int4.token.g.center"},
-    {"int4.token.g.smooth", "sint4.token.g"}, {"int8.channel.static.pre", "nuq4.token.g"}, {"int4.token.g.smooth.had", "int4.token.g.had"},
-    {"int8.token.g", "int4.token.g"},
-    {"int4.channel.g64.pre.out1", "nuq3.token.g.out1"}, {"int3.channel.g32.clip.out2.pair", "int4.token.g.out0.5"}, {"int4.token.g.had.out1", "int2.channel.g32.out2"}};
+const char* const kUniform[][2] = {{"bf16", "bf16"},
+                                   {"int8.token.g", "int8.token.g"},
+                                   {"int4.token.g", "int4.token.g"},
+                                   {"int4.channel.g32", "int2.token.g"},
+                                   {"int4.channel.g64.pre", "int3.token.g"},
+                                   {"int3.channel.g64.pre", "int4.channel.g32"},
+                                   {"fp8e4m3.head", "fp8e4m3.tensor"},
+                                   {"int4.token.g.center.had", "int4.token.g.had"},
+                                   {"int2.channel.g32.pre", "fp8e5m2.token.g"},
+                                   {"lm4.token.g.had", "lm3.token.g.had"},
+                                   {"int4.token.g.pre.center", "int4.token.g.center"},
+                                   {"int4.token.g.smooth", "sint4.token.g"},
+                                   {"int8.channel.static.pre", "nuq4.token.g"},
+                                   {"int4.token.g.smooth.had", "int4.token.g.had"},
+                                   {"int8.token.g", "int4.token.g"},
+                                   {"int4.channel.g64.pre.out1", "nuq3.token.g.out1"},
+                                   {"int3.channel.g32.clip.out2.pair", "int4.token.g.out0.5"},
+                                   {"int4.token.g.had.out1", "int2.channel.g32.out2"}};
 
 TEST(Decode, EqualsDenseSoftmaxOverGatheredRows) {
   int n_run = 0;
@@ -169,7 +183,8 @@ TEST(Decode, RopeStylesPartialWidthAndFactor) {
 }
 
 TEST(Decode, StoredOrderOfChannels) {
-  for (const char* k : {"int4.channel.g64.pre", "int3.channel.g32.pre", "int4.token.g32.pre", "bf16.pre", "lm3.token.g.pre", "int4.channel.g64.pre.out1", "int3.token.g32.out2"}) {
+  for (const char* k : {"int4.channel.g64.pre", "int3.channel.g32.pre", "int4.token.g32.pre", "bf16.pre", "lm3.token.g.pre", "int4.channel.g64.pre.out1",
+                        "int3.token.g32.out2"}) {
     Case c;
     c.shape.k = k, c.shape.chan_perm = "spread32";
     c.n = 200;
@@ -208,7 +223,8 @@ TEST(Decode, TheKeyOutsideNeverCounts) {  // bug class 14: three turns of the ri
       const std::int64_t behind = ((n - 1) % 16 - slot + 16) % 16;  // 0: the newest token
       if (behind < 8) continue;
       for (int h = 0; h < shape.heads; ++h) {
-        std::fill_n(cache.bytes(true, side).begin() + page * layout.page_bytes + h * layout.block_bytes + slot * 2 * shape.width, 2 * shape.width, std::uint8_t{0xFF});
+        std::fill_n(cache.bytes(true, side).begin() + page * layout.page_bytes + h * layout.block_bytes + slot * 2 * shape.width, 2 * shape.width,
+                    std::uint8_t{0xFF});
       }
     }
   }

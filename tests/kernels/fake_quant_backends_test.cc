@@ -86,7 +86,8 @@ TEST_P(Backends, EveryPathGivesTheBitsOfThePageCodecs) {
       if (!check_shape(call.scheme, d, call.is_key).empty()) continue;
       ++n_shapes;
       // Half-split pairs, or side by side where halves cannot map groups onto groups.
-      call.interleaved = call.scheme.pair && call.scheme.granularity == Granularity::kToken && call.scheme.group > 0 && !pairs_map_groups(d, false, d, call.scheme.group);
+      call.interleaved =
+          call.scheme.pair && call.scheme.granularity == Granularity::kToken && call.scheme.group > 0 && !pairs_map_groups(d, false, d, call.scheme.group);
       call.bf16 = bf16;
       fill_mixed(&call, static_cast<std::uint64_t>(d));
       if (is_llamacpp_block(call.scheme.format)) {

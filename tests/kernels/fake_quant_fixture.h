@@ -39,7 +39,9 @@ struct Call {
     if (scheme.granularity == Granularity::kChannelStatic) set_thresholds(static_cast<std::size_t>(heads * dim), 2.0f);
     if (is_nuq(scheme.format)) {
       const int size = 1 << code_bits(scheme.format), reach = size - 1;
-      for (int i = 0; i < size; ++i) codebook.push_back(std::round(127.0f * static_cast<float>((2 * i - reach) * std::abs(2 * i - reach)) / static_cast<float>(reach * reach)) * (0.93f / 127.0f));
+      for (int i = 0; i < size; ++i)
+        codebook.push_back(std::round(127.0f * static_cast<float>((2 * i - reach) * std::abs(2 * i - reach)) / static_cast<float>(reach * reach)) *
+                           (0.93f / 127.0f));
     }
     if (scheme.clip) clip_alpha.push_back(0.8f);
     if (scheme.ef) set_feedback();
@@ -52,7 +54,8 @@ struct Call {
     for (int h = 0; h < n_heads; ++h) {
       for (int i = 0; i < head_dim; ++i) {
         ef_order.push_back((head_dim - 1 - i + h) % head_dim);
-        for (int j = i; j < head_dim; ++j) ef_u.push_back(j == i ? 1.0f + 0.01f * static_cast<float>(i) : 0.3f * std::cos(static_cast<float>(3 * i + j)) / static_cast<float>(1 + j - i));
+        for (int j = i; j < head_dim; ++j)
+          ef_u.push_back(j == i ? 1.0f + 0.01f * static_cast<float>(i) : 0.3f * std::cos(static_cast<float>(3 * i + j)) / static_cast<float>(1 + j - i));
       }
     }
   }

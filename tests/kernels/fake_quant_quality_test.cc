@@ -119,7 +119,8 @@ TEST(FakeQuantQuality, PaddingNeverTakesPart) {
       call.fill_normal(2);
       const std::vector<float> expected = call.run();
       std::vector<float> wide(static_cast<std::size_t>(33 * padded), NAN), out(wide);
-      for (std::size_t t = 0; t < 32; ++t) std::memcpy(&wide[t * static_cast<std::size_t>(padded)], &call.x[t * static_cast<std::size_t>(d)], sizeof(float) * static_cast<std::size_t>(d));
+      for (std::size_t t = 0; t < 32; ++t)
+        std::memcpy(&wide[t * static_cast<std::size_t>(padded)], &call.x[t * static_cast<std::size_t>(d)], sizeof(float) * static_cast<std::size_t>(d));
       for (const WritePath& backend : write_paths()) {
         FakeQuantArgs args = call.args(out.data());
         args.x = wide.data();
@@ -169,13 +170,50 @@ TEST(FakeQuantQuality, RotationTamesOutlierChannelsButIsNotFreeBits) {
   EXPECT_LE(ratio, 2.4);
 }
 
-const char* const kAllForms[] = {"int8.token.g", "int4.token.g32", "int3.token.g32", "int2.token.g32", "int8.channel.g32", "int4.channel.g32",
-                                 "int3.channel.g64", "int2.channel.g32", "fp8e4m3.tensor", "fp8e4m3.head", "fp8e4m3.token.g", "q8_0", "q4_0",
-                                 "q4_1", "q5_0", "q5_1", "fp8e5m2.token.g", "sint8.token.g", "sint4.token.g32",
-                                 "bf16", "fp16", "int4.token.g.had", "fp8e4m3.token.g.had", "q4_0.had", "q8_0.had",
-                                 "lm4.token.g", "lm3.token.g.had", "lm2.token.g32", "iq4_nl", "nvfp4", "mxfp4", "mxfp4.had", "int4.token.g32.smooth",
-                                 "lm4.token.g.smooth.had", "int4.token.g.clip", "int2.channel.g32.clip", "fp8e4m3.token.g32.clip", "int4.channel.g32.pair",
-                                 "int4.token.g32.out1", "int3.channel.g64.out2", "int4.channel.g32.clip.out1.pair", "nuq4.token.g", "nuq3.token.g", "nuq2.token.g.out1"};
+const char* const kAllForms[] = {"int8.token.g",
+                                 "int4.token.g32",
+                                 "int3.token.g32",
+                                 "int2.token.g32",
+                                 "int8.channel.g32",
+                                 "int4.channel.g32",
+                                 "int3.channel.g64",
+                                 "int2.channel.g32",
+                                 "fp8e4m3.tensor",
+                                 "fp8e4m3.head",
+                                 "fp8e4m3.token.g",
+                                 "q8_0",
+                                 "q4_0",
+                                 "q4_1",
+                                 "q5_0",
+                                 "q5_1",
+                                 "fp8e5m2.token.g",
+                                 "sint8.token.g",
+                                 "sint4.token.g32",
+                                 "bf16",
+                                 "fp16",
+                                 "int4.token.g.had",
+                                 "fp8e4m3.token.g.had",
+                                 "q4_0.had",
+                                 "q8_0.had",
+                                 "lm4.token.g",
+                                 "lm3.token.g.had",
+                                 "lm2.token.g32",
+                                 "iq4_nl",
+                                 "nvfp4",
+                                 "mxfp4",
+                                 "mxfp4.had",
+                                 "int4.token.g32.smooth",
+                                 "lm4.token.g.smooth.had",
+                                 "int4.token.g.clip",
+                                 "int2.channel.g32.clip",
+                                 "fp8e4m3.token.g32.clip",
+                                 "int4.channel.g32.pair",
+                                 "int4.token.g32.out1",
+                                 "int3.channel.g64.out2",
+                                 "int4.channel.g32.clip.out1.pair",
+                                 "nuq4.token.g",
+                                 "nuq3.token.g",
+                                 "nuq2.token.g.out1"};
 
 // QZ-06
 TEST(FakeQuantQuality, ZerosComeBackAsZerosAndSubnormalsStayFinite) {
@@ -207,7 +245,9 @@ TEST(FakeQuantQuality, ConstantsComeBackWithinHalfAPercent) {
     }
   }
   for (const char* scheme : kAllForms) {
-    if (std::string(scheme).compare(0, 3, "int") != 0 || std::string(scheme).find("had") != std::string::npos || std::string(scheme).find("smooth") != std::string::npos) continue;
+    if (std::string(scheme).compare(0, 3, "int") != 0 || std::string(scheme).find("had") != std::string::npos ||
+        std::string(scheme).find("smooth") != std::string::npos)
+      continue;
     for (const float value : {100.0f, -100.0f, 1e-3f, 3.25f, 6e4f}) {
       Call call(scheme, 64, 2, 64);
       std::fill(call.x.begin(), call.x.end(), value);

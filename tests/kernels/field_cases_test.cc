@@ -14,7 +14,8 @@ constexpr kvrt_backend kBackends[] = {KVRT_BACKEND_REF, KVRT_BACKEND_CPU};
 /// Rows of `width` values at a distance of `padded`, NaN between them.
 std::vector<float> with_pads(const std::vector<float>& rows, int width, int padded) {
   std::vector<float> out(rows.size() / static_cast<std::size_t>(width) * static_cast<std::size_t>(padded), NAN);
-  for (std::size_t i = 0; i < rows.size(); ++i) out[i / static_cast<std::size_t>(width) * static_cast<std::size_t>(padded) + i % static_cast<std::size_t>(width)] = rows[i];
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    out[i / static_cast<std::size_t>(width) * static_cast<std::size_t>(padded) + i % static_cast<std::size_t>(width)] = rows[i];
   return out;
 }
 
@@ -40,8 +41,8 @@ std::vector<float> append_and_decode(Cache& cache, const CacheShape& shape, std:
 
 TEST(FieldCases, PadsTakePartInNothing) {  // KN-01
   const std::pair<int, int> widths[] = {{100, 104}, {72, 80}, {80, 96}, {96, 128}};
-  const char* const schemes[][2] = {{"int4.token.g", "int4.token.g"}, {"int8.token.g", "fp8e4m3.token.g"}, {"fp8e4m3.head", "fp8e4m3.tensor"}, {"int3.channel.g32", "int3.token.g"},
-                                    {"int4.channel.g64.pre", "int2.token.g"}, {"bf16", "bf16"}};
+  const char* const schemes[][2] = {{"int4.token.g", "int4.token.g"},     {"int8.token.g", "fp8e4m3.token.g"},      {"fp8e4m3.head", "fp8e4m3.tensor"},
+                                    {"int3.channel.g32", "int3.token.g"}, {"int4.channel.g64.pre", "int2.token.g"}, {"bf16", "bf16"}};
   for (const kvrt_backend backend : kBackends) {
     for (const auto& [width, padded] : widths) {
       for (const auto& pair : schemes) {
@@ -63,12 +64,14 @@ TEST(FieldCases, PadsTakePartInNothing) {  // KN-01
 }
 
 /// Attention in double over what the cache gives back, against decode.
-void expect_attention(Cache& cache, const CacheShape& shape, const std::vector<float>& q, const std::vector<float>& out, double scale, double tolerance, const std::string& what) {
+void expect_attention(Cache& cache, const CacheShape& shape, const std::vector<float>& q, const std::vector<float>& out, double scale, double tolerance,
+                      const std::string& what) {
   const std::int64_t n = cache.length();
   const bool pre = shape.k.find(".pre") != std::string::npos;
   const std::vector<float> keys = cache.gather(KVRT_K, KVRT_AS_STORED), values = cache.gather(KVRT_V, KVRT_AS_STORED);
   std::vector<double> rotated(keys.begin(), keys.end()), query(q.begin(), q.end());
-  for (std::int64_t i = 0; pre && i < n * shape.heads; ++i) rotate_row(shape, cache.inv_freq(), i / shape.heads, &rotated[static_cast<std::size_t>(i * shape.width)]);
+  for (std::int64_t i = 0; pre && i < n * shape.heads; ++i)
+    rotate_row(shape, cache.inv_freq(), i / shape.heads, &rotated[static_cast<std::size_t>(i * shape.width)]);
   for (int h = 0; h < shape.heads * shape.group; ++h) rotate_row(shape, cache.inv_freq(), n - 1, &query[static_cast<std::size_t>(h * shape.width)]);
   const Dense dense = dense_attention(query, rotated, values, n, shape.heads, shape.group, shape.width, scale);
   for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], dense.out[i], tolerance * (1 + std::fabs(dense.out[i]))) << what << " element " << i;
@@ -90,7 +93,8 @@ TEST(FieldCases, EveryPathKeepsTheScaleAndTheThresholds) {  // KN-02
               std::vector<float> k = normal_rows(4, n * cache.row()), v = normal_rows(5, n * cache.row()), q = normal_rows(6, cache.q_row());
               for (float& x : k) x *= scale;
               ASSERT_TRUE(cache.append(prefill, k.data(), v.data()).ok());
-              for (std::int64_t t = prefill; t < n; ++t) ASSERT_TRUE(cache.append(1, &k[static_cast<std::size_t>(t * cache.row())], &v[static_cast<std::size_t>(t * cache.row())]).ok());
+              for (std::int64_t t = prefill; t < n; ++t)
+                ASSERT_TRUE(cache.append(1, &k[static_cast<std::size_t>(t * cache.row())], &v[static_cast<std::size_t>(t * cache.row())]).ok());
               std::vector<std::uint16_t> q16(q.size());
               for (std::size_t i = 0; i < q.size(); ++i) {
                 if (dtype == KVRT_F16) q16[i] = f32_to_f16_rne(q[i]), q[i] = f16_to_f32(q16[i]);
@@ -153,12 +157,23 @@ TEST(FieldCases, AWorkspaceMayHoldAnything) {  // KN-03
 }
 
 TEST(FieldCases, EveryTailOfEverySchemeWidthAndGroup) {  // KN-04: within tolerance, or refused when the plan is made
-  const char* const pairs[][2] = {
-      {"bf16", "bf16"},                       {"fp8e4m3.tensor", "fp8e4m3.tensor"},   {"fp8e4m3.head", "fp8e4m3.head"},     {"int8.token.g", "int8.token.g"},
-      {"int8.channel.static.pre", "int8.token.g"}, {"int4.token.g", "int4.token.g"},  {"int4.token.g64", "int4.token.g64"}, {"int4.channel.g32", "int4.token.g32"},
-      {"int2.channel.g32", "int2.token.g32"}, {"int4.token.g.had", "int4.token.g.had"}, {"lm4.token.g.had", "lm4.token.g.had"}, {"lm3.token.g.had", "lm3.token.g.had"},
-      {"nvfp4", "nvfp4"},                     {"mxfp4", "mxfp4"},                     {"q8_0", "q8_0"},                     {"q4_0.had", "q4_0.had"},
-      {"int3.channel.g64.pre", "int3.token.g"}};
+  const char* const pairs[][2] = {{"bf16", "bf16"},
+                                  {"fp8e4m3.tensor", "fp8e4m3.tensor"},
+                                  {"fp8e4m3.head", "fp8e4m3.head"},
+                                  {"int8.token.g", "int8.token.g"},
+                                  {"int8.channel.static.pre", "int8.token.g"},
+                                  {"int4.token.g", "int4.token.g"},
+                                  {"int4.token.g64", "int4.token.g64"},
+                                  {"int4.channel.g32", "int4.token.g32"},
+                                  {"int2.channel.g32", "int2.token.g32"},
+                                  {"int4.token.g.had", "int4.token.g.had"},
+                                  {"lm4.token.g.had", "lm4.token.g.had"},
+                                  {"lm3.token.g.had", "lm3.token.g.had"},
+                                  {"nvfp4", "nvfp4"},
+                                  {"mxfp4", "mxfp4"},
+                                  {"q8_0", "q8_0"},
+                                  {"q4_0.had", "q4_0.had"},
+                                  {"int3.channel.g64.pre", "int3.token.g"}};
   int refused = 0, run = 0;
   for (const auto& pair : pairs) {
     for (const int width : {64, 72, 80, 96, 100, 128, 192, 256}) {
@@ -169,7 +184,8 @@ TEST(FieldCases, EveryTailOfEverySchemeWidthAndGroup) {  // KN-04: within tolera
         for (const int group : {1, 4, 7, 8}) {
           if (n % 2 == 0 && group != 4) continue;  // a thinner grid on the even lengths
           CacheShape shape;
-          shape.backend = KVRT_BACKEND_CPU, shape.k = pair[0], shape.v = pair[1], shape.width = width, shape.group = group, shape.heads = 1, shape.sinks = 2, shape.window = 8;
+          shape.backend = KVRT_BACKEND_CPU, shape.k = pair[0], shape.v = pair[1], shape.width = width, shape.group = group, shape.heads = 1, shape.sinks = 2,
+          shape.window = 8;
           Cache cache(shape);
           if (!cache.status().ok()) {
             EXPECT_NE(std::string(cache.status().text()), "");

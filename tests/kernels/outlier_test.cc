@@ -151,9 +151,12 @@ TEST(Outlier, EntriesOfAPageAreFoundBySlot) {
         EXPECT_GE(slot, last);
         last = slot, ++n;
       });
-      EXPECT_EQ(n, pooled ? group_outliers_before(scheme.outlier_per_mille, scheme.group, d, p / scheme.group) : p * token_outliers(scheme.outlier_per_mille, d)) << text;
+      EXPECT_EQ(n,
+                pooled ? group_outliers_before(scheme.outlier_per_mille, scheme.group, d, p / scheme.group) : p * token_outliers(scheme.outlier_per_mille, d))
+          << text;
       int in_parts = 0;
-      for (int slot = 0; slot < p; slot += 16) visit_outliers(codec, block.data(), slot, slot + 16, [&](int at, int, float) { in_parts += at >= slot && at < slot + 16; });
+      for (int slot = 0; slot < p; slot += 16)
+        visit_outliers(codec, block.data(), slot, slot + 16, [&](int at, int, float) { in_parts += at >= slot && at < slot + 16; });
       EXPECT_EQ(in_parts, n) << text;
     }
   }

@@ -40,7 +40,8 @@ Page make_page(const std::string& text, int d) {
 void write_page(Page* p, const std::vector<float>& rows, EncodeCounters* counters) {
   const int d = p->codec.head_dim, n = p->codec.page_tokens;
   if (p->codec.granularity == Granularity::kChannel) {
-    for (int g = 0; g < n / p->codec.group; ++g) encode_channel_group(p->codec, &rows[static_cast<std::size_t>(g * p->codec.group * d)], d, g, p->block.data(), counters);
+    for (int g = 0; g < n / p->codec.group; ++g)
+      encode_channel_group(p->codec, &rows[static_cast<std::size_t>(g * p->codec.group * d)], d, g, p->block.data(), counters);
   } else {
     for (int t = 0; t < n; ++t) encode_row(p->codec, &rows[static_cast<std::size_t>(t * d)], t, p->block.data(), counters);
   }
@@ -51,15 +52,64 @@ std::vector<float> read_page(const Page& p) {
   return out;
 }
 
-const char* const kSchemes[] = {"bf16", "fp16", "int8.token.g", "int4.token.g", "int4.token.g32", "int3.token.g", "int3.token.g32", "int2.token.g32",
-                                "int8.channel.g64", "int4.channel.g32", "int3.channel.g32", "int3.channel.g128", "int2.channel.g64",
-                                "fp8e4m3.tensor", "fp8e4m3.token.g", "fp8e4m3.token.g32", "fp8e5m2.token.g", "sint8.token.g32",
-                                "sint4.token.g", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "lm4.token.g", "lm3.token.g", "lm2.token.g", "lm3.token.g32", "int8.channel.static",
-                                "int4.tensor", "int3.head", "int2.channel.static", "int3.channel.static", "sint8.tensor", "sint4.head", "fp8e5m2.head",
-                                "iq4_nl", "nvfp4", "mxfp4", "nuq4.token.g", "nuq3.token.g", "nuq2.channel.static", "nuq3.channel.static",
-                                "int4.channel.g32.ef", "lm3.token.g.ef", "int3.token.g32.ef", "nuq4.token.g.ef",
-                                "int4.token.g.clip", "int2.channel.g32.clip", "int4.token.g.out1", "int3.token.g32.out2", "int4.channel.g64.out1", "int3.channel.g32.out2.ef",
-                                "int2.channel.g128.out0.5", "nuq3.channel.static.out1", "int4.channel.static.out2", "nuq4.token.g.out1.ef", "int8.tensor.out0.5"};
+const char* const kSchemes[] = {"bf16",
+                                "fp16",
+                                "int8.token.g",
+                                "int4.token.g",
+                                "int4.token.g32",
+                                "int3.token.g",
+                                "int3.token.g32",
+                                "int2.token.g32",
+                                "int8.channel.g64",
+                                "int4.channel.g32",
+                                "int3.channel.g32",
+                                "int3.channel.g128",
+                                "int2.channel.g64",
+                                "fp8e4m3.tensor",
+                                "fp8e4m3.token.g",
+                                "fp8e4m3.token.g32",
+                                "fp8e5m2.token.g",
+                                "sint8.token.g32",
+                                "sint4.token.g",
+                                "q8_0",
+                                "q4_0",
+                                "q4_1",
+                                "q5_0",
+                                "q5_1",
+                                "lm4.token.g",
+                                "lm3.token.g",
+                                "lm2.token.g",
+                                "lm3.token.g32",
+                                "int8.channel.static",
+                                "int4.tensor",
+                                "int3.head",
+                                "int2.channel.static",
+                                "int3.channel.static",
+                                "sint8.tensor",
+                                "sint4.head",
+                                "fp8e5m2.head",
+                                "iq4_nl",
+                                "nvfp4",
+                                "mxfp4",
+                                "nuq4.token.g",
+                                "nuq3.token.g",
+                                "nuq2.channel.static",
+                                "nuq3.channel.static",
+                                "int4.channel.g32.ef",
+                                "lm3.token.g.ef",
+                                "int3.token.g32.ef",
+                                "nuq4.token.g.ef",
+                                "int4.token.g.clip",
+                                "int2.channel.g32.clip",
+                                "int4.token.g.out1",
+                                "int3.token.g32.out2",
+                                "int4.channel.g64.out1",
+                                "int3.channel.g32.out2.ef",
+                                "int2.channel.g128.out0.5",
+                                "nuq3.channel.static.out1",
+                                "int4.channel.static.out2",
+                                "nuq4.token.g.out1.ef",
+                                "int8.tensor.out0.5"};
 
 // PL-03: the byte formula against really packed buffers, for even and padded widths: parts start where the formula says, every byte of
 // them is written, and nothing behind.
@@ -83,7 +133,8 @@ TEST(PageCodec, PackedBuffersHaveTheSizesOfTheByteFormula) {
       if (p.codec.out_per_mille > 0) {
         ASSERT_EQ(p.codec.outliers, end) << text;
         // channel.g<N>: starts of slots that a page does not have, and the entries that round its quota up to four, are padding.
-        if (p.codec.granularity == Granularity::kChannel) used = static_cast<std::size_t>(end + kOutlierStarts + 4 * ((p.codec.out_per_mille * p.codec.page_tokens * d + 999) / 1000));
+        if (p.codec.granularity == Granularity::kChannel)
+          used = static_cast<std::size_t>(end + kOutlierStarts + 4 * ((p.codec.out_per_mille * p.codec.page_tokens * d + 999) / 1000));
       }
       for (std::size_t i = 0; i < p.block.size(); ++i) {
         const std::size_t starts_end = static_cast<std::size_t>(end) + 2 * static_cast<std::size_t>(p.codec.page_tokens / 16);

@@ -65,7 +65,8 @@ TEST(PlanLoader, EveryDamageIsNamed) {
       {"foreign layer", [](TinyPlan* p) { p->document["layers"][1]["index"] = 2; }, Code::kFormat, "layer 2 is none of"},
       {"model layers twice", [](TinyPlan* p) { p->document["model"]["layers"][1]["index"] = 0; }, Code::kFormat, "there twice"},
       {"unknown format", [](TinyPlan* p) { p->document["layers"][0]["k"]["scheme"] = "int5.token.g"; }, Code::kFormat, "unknown format 'int5'"},
-      {"group does not divide", [](TinyPlan* p) { p->document["layers"][0]["v"]["scheme"] = "int3.token.g20.had"; }, Code::kFormat, "does not divide head_dim 32"},
+      {"group does not divide", [](TinyPlan* p) { p->document["layers"][0]["v"]["scheme"] = "int3.token.g20.had"; }, Code::kFormat,
+       "does not divide head_dim 32"},
       {"head_dim 0", [](TinyPlan* p) { p->document["model"]["layers"][0]["head_dim"] = 0; }, Code::kFormat, "head_dim 0"},
       {"head_dim negative", [](TinyPlan* p) { p->document["model"]["layers"][0]["head_dim"] = -8; }, Code::kFormat, "got -8"},
       {"heads beyond reason", [](TinyPlan* p) { p->document["model"]["layers"][0]["n_kv_heads"] = 2000000000; }, Code::kFormat, "2000000000 KV heads"},
@@ -82,16 +83,37 @@ TEST(PlanLoader, EveryDamageIsNamed) {
       {"frequencies missing", [](TinyPlan* p) { p->document["model"]["layers"][0]["inv_freq"].erase(0); }, Code::kFormat, "16 frequencies"},
       {"page_tokens", [](TinyPlan* p) { p->document["runtime"]["page_tokens"] = 48; }, Code::kFormat, "page_tokens is 48"},
       {"mean missing", [](TinyPlan* p) { p->document["layers"][1]["k"]["params"].erase("mean"); }, Code::kFormat, "mean is missing"},
-      {"constant of no use", [](TinyPlan* p) { p->document["layers"][0]["k"]["params"]["mean"] = p->document["layers"][1]["k"]["params"]["mean"]; }, Code::kFormat, "has no \"mean\""},
-      {"tensor of another name", [](TinyPlan* p) { p->document["layers"][1]["k"]["params"]["mean"]["tensor"] = "layers.3.v.clip_hi"; }, Code::kFormat, "layers.3.k.mean"},
-      {"shape in the plan", [](TinyPlan* p) { p->document["layers"][1]["k"]["params"]["mean"]["shape"] = {2, 31}; }, Code::kFormat, "[2, 32]"},
+      {"constant of no use", [](TinyPlan* p) { p->document["layers"][0]["k"]["params"]["mean"] = p->document["layers"][1]["k"]["params"]["mean"]; },
+       Code::kFormat, "has no \"mean\""},
+      {"tensor of another name", [](TinyPlan* p) { p->document["layers"][1]["k"]["params"]["mean"]["tensor"] = "layers.3.v.clip_hi"; }, Code::kFormat,
+       "layers.3.k.mean"},
+      {"shape in the plan",
+       [](TinyPlan* p) {
+         p->document["layers"][1]["k"]["params"]["mean"]["shape"] = {2, 31};
+       },
+       Code::kFormat, "[2, 32]"},
       {"tensors of another plan", [](TinyPlan* p) { p->tensors.back() ^= 1; }, Code::kMismatch, "sha256"},
       {"tensors cut", [](TinyPlan* p) { p->tensors.pop_back(); }, Code::kFormat, "data_offsets"},
       {"tensors with a tail", [](TinyPlan* p) { p->tensors += '\0'; }, Code::kMismatch, "/tensors/bytes"},
       {"tensors empty", [](TinyPlan* p) { p->tensors.clear(); }, Code::kFormat, "safetensors"},
-      {"header length", [](TinyPlan* p) { p->tensors[6] = 1; p->seal(); }, Code::kFormat, "header length"},
-      {"a scale of zero", [](TinyPlan* p) { std::memset(p->tensors.data() + p->tensors.size() - 4, 0, 4); p->seal(); }, Code::kFormat, "clip_hi[1]"},
-      {"a scale that is NaN", [](TinyPlan* p) { std::memset(p->tensors.data() + p->tensors.size() - 4, 0xFF, 4); p->seal(); }, Code::kFormat, "clip_hi[1] is not finite"},
+      {"header length",
+       [](TinyPlan* p) {
+         p->tensors[6] = 1;
+         p->seal();
+       },
+       Code::kFormat, "header length"},
+      {"a scale of zero",
+       [](TinyPlan* p) {
+         std::memset(p->tensors.data() + p->tensors.size() - 4, 0, 4);
+         p->seal();
+       },
+       Code::kFormat, "clip_hi[1]"},
+      {"a scale that is NaN",
+       [](TinyPlan* p) {
+         std::memset(p->tensors.data() + p->tensors.size() - 4, 0xFF, 4);
+         p->seal();
+       },
+       Code::kFormat, "clip_hi[1] is not finite"},
   };
   ASSERT_TRUE(load(TinyPlan()).ok());
   for (const Damage& d : damages) {

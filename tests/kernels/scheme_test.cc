@@ -134,7 +134,8 @@ TEST(Scheme, ShapesOfBlocksAndSides) {
   EXPECT_THAT(check_shape(parse("int4.channel.g64.pair"), 64, false), HasSubstr("'pair'"));
   EXPECT_THAT(check_shape(parse("int4.token.g.center"), 64, false), IsEmpty());
   EXPECT_THAT(check_shape(parse("int4.token.g.lowrank32"), 64, false), IsEmpty());
-  EXPECT_EQ(check_shape(parse("int4.token.g.lowrank32"), 64, true), "lowrank32 on keys needs 'pre': RoPE turns keys out of any small basis; use int4.token.g.pre.lowrank32");
+  EXPECT_EQ(check_shape(parse("int4.token.g.lowrank32"), 64, true),
+            "lowrank32 on keys needs 'pre': RoPE turns keys out of any small basis; use int4.token.g.pre.lowrank32");
 }
 
 // QZ-02
@@ -165,10 +166,34 @@ TEST(Scheme, TheOtherFp8EncodingsAreNamed) {  // CASES.md QZ-08
 }
 
 TEST(Scheme, WhatThisBuildOffersIsSaid) {
-  for (const char* text : {"bf16", "fp16.pre", "int8.token.g", "int4.token.g64.center.had", "int3.channel.g64.pre", "int2.channel.g32",
-                           "int4.channel.g32.pre.center", "fp8e4m3.tensor", "fp8e4m3.head.had", "fp8e4m3.token.g32.pre.center", "q8_0",
-                           "q4_0.had", "q5_1", "sint4.token.g32", "fp8e5m2.head", "int4.head", "sint8.tensor", "int8.channel.static.pre",
-                           "int4.token.g128.smooth", "lm4.token.g.had", "lm3.token.g.pre", "nuq3.channel.static.pre", "int4.channel.g64.pre.ef", "nvfp4", "mxfp4.had", "int4.channel.g64.out1", "int4.token.g.clip", "int4.channel.g32.pair"}) {
+  for (const char* text : {"bf16",
+                           "fp16.pre",
+                           "int8.token.g",
+                           "int4.token.g64.center.had",
+                           "int3.channel.g64.pre",
+                           "int2.channel.g32",
+                           "int4.channel.g32.pre.center",
+                           "fp8e4m3.tensor",
+                           "fp8e4m3.head.had",
+                           "fp8e4m3.token.g32.pre.center",
+                           "q8_0",
+                           "q4_0.had",
+                           "q5_1",
+                           "sint4.token.g32",
+                           "fp8e5m2.head",
+                           "int4.head",
+                           "sint8.tensor",
+                           "int8.channel.static.pre",
+                           "int4.token.g128.smooth",
+                           "lm4.token.g.had",
+                           "lm3.token.g.pre",
+                           "nuq3.channel.static.pre",
+                           "int4.channel.g64.pre.ef",
+                           "nvfp4",
+                           "mxfp4.had",
+                           "int4.channel.g64.out1",
+                           "int4.token.g.clip",
+                           "int4.channel.g32.pair"}) {
     EXPECT_THAT(check_implemented(parse(text)), IsEmpty()) << text;
   }
   EXPECT_THAT(check_implemented(parse("int4.token.g.lowrank8")), HasSubstr(quoted("lowrank8")));

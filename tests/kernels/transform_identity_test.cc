@@ -9,7 +9,8 @@ namespace kvrt::testing {
 namespace {
 
 /// Rows [T, H, D] whose transforms land on the grid from token `first_coded` up to `end_coded`.
-std::vector<float> rows_on_the_grid(const CacheShape& shape, const std::string& text, std::int64_t n, std::int64_t first_coded, std::int64_t end_coded, std::uint64_t seed) {
+std::vector<float> rows_on_the_grid(const CacheShape& shape, const std::string& text, std::int64_t n, std::int64_t first_coded, std::int64_t end_coded,
+                                    std::uint64_t seed) {
   Scheme scheme;
   std::string error;
   EXPECT_TRUE(parse_scheme(text, &scheme, &error)) << error;
@@ -84,7 +85,8 @@ TEST_P(GoldenG31, AttentionOverExactAndTransformedTokensIsThatOverPlainOnes) {
           const std::int64_t n = 150;
           Cache cache(shape);
           ASSERT_TRUE(cache.status().ok()) << k << ": " << cache.status().text();
-          const std::vector<float> keys = rows_on_the_grid(shape, shape.k, n, 4, n - 32, 43), values = rows_on_the_grid(shape, shape.v, n, 4, n - 32, 44), q = normal_rows(45, cache.q_row(), 2);
+          const std::vector<float> keys = rows_on_the_grid(shape, shape.k, n, 4, n - 32, 43), values = rows_on_the_grid(shape, shape.v, n, 4, n - 32, 44),
+                                   q = normal_rows(45, cache.q_row(), 2);
           ASSERT_TRUE(cache.append({n}, keys.data(), values.data(), pre ? KVRT_PRE_ROPE : KVRT_POST_ROPE).ok()) << k;
           std::vector<float> out(q.size(), NAN), lse(static_cast<std::size_t>(shape.heads * shape.group), NAN), logits(lse.size(), 1.5f);
           kvrt_attn attn = cache.attn(q.data(), out.data());
@@ -92,13 +94,15 @@ TEST_P(GoldenG31, AttentionOverExactAndTransformedTokensIsThatOverPlainOnes) {
           ASSERT_TRUE(cache.decode(attn).ok()) << k;
 
           std::vector<double> rotated(keys.begin(), keys.end()), query(q.begin(), q.end());
-          for (std::int64_t i = 0; pre && i < n * shape.heads; ++i) rotate_row(shape, cache.inv_freq(), i / shape.heads, &rotated[static_cast<std::size_t>(i * shape.width)]);
+          for (std::int64_t i = 0; pre && i < n * shape.heads; ++i)
+            rotate_row(shape, cache.inv_freq(), i / shape.heads, &rotated[static_cast<std::size_t>(i * shape.width)]);
           for (int h = 0; h < shape.heads * shape.group; ++h) rotate_row(shape, cache.inv_freq(), n - 1, &query[static_cast<std::size_t>(h * shape.width)]);
           const Dense plain = dense_attention(query, rotated, values, n, shape.heads, shape.group, shape.width, 0.125, soft_cap, attn.sink_logit);
           // Scores reach 30: their fp32 rounding is 2e-6, which the softmax passes on as a relative error of its terms.
           const double tolerance = 10 * tolerance_of(std::string(k) + v);
           for (std::size_t h = 0; h < lse.size(); ++h) ASSERT_NEAR(lse[h], plain.lse[h], tolerance) << k << " " << v << " cap " << soft_cap;
-          for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], plain.out[i], tolerance * (1 + std::fabs(plain.out[i]))) << k << " " << v << " cap " << soft_cap;
+          for (std::size_t i = 0; i < out.size(); ++i)
+            ASSERT_NEAR(out[i], plain.out[i], tolerance * (1 + std::fabs(plain.out[i]))) << k << " " << v << " cap " << soft_cap;
         }
       }
     }

@@ -22,7 +22,8 @@ using nlohmann::json;
 CacheGeometry parse(const json& config) { return parse_hf_cache_geometry(config.dump(), "m/config.json"); }
 
 json decoder(const char* model_type, int n_layers) {
-  return {{"model_type", model_type}, {"num_hidden_layers", n_layers}, {"hidden_size", 64}, {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"head_dim", 16}};
+  return {{"model_type", model_type}, {"num_hidden_layers", n_layers}, {"hidden_size", 64},
+          {"num_attention_heads", 4}, {"num_key_value_heads", 2},      {"head_dim", 16}};
 }
 
 std::vector<int> indices(const CacheGeometry& g) {
@@ -78,7 +79,8 @@ TEST(CacheGeometry, LayersThatDiffer) {
   EXPECT_EQ(indices(parse(share)), (std::vector<int>{0, 1, 2, 3}));
   EXPECT_EQ(parse(share).n_shared, 2);
 
-  json heads = {{"model_type", "openelm"}, {"num_transformer_layers", 3}, {"model_dim", 64}, {"head_dim", 16}, {"num_query_heads", {4, 4, 8}}, {"num_kv_heads", {2, 2, 4}}};
+  json heads = {{"model_type", "openelm"}, {"num_transformer_layers", 3},  {"model_dim", 64},
+                {"head_dim", 16},          {"num_query_heads", {4, 4, 8}}, {"num_kv_heads", {2, 2, 4}}};
   const CacheGeometry openelm = parse(heads);
   ASSERT_EQ(openelm.layers.size(), 3u);
   EXPECT_EQ(openelm.layers[1].n_kv_heads, 2);
@@ -168,10 +170,14 @@ TEST(CacheGeometry, GgufHeadsAndWindowsPerLayer) {
   });
   EXPECT_EQ(windows(sliding), (std::vector<std::int64_t>{128, 0, 128}));
   EXPECT_EQ(sliding.n_shared, 1);
-  expect_error([&] { read([](GgufWriter& w) { w.add<std::uint32_t>("newarch.attention.sliding_window", 128); }); }, ErrorKind::kUnsupported, {"sliding_window", "newarch"});
+  expect_error([&] { read([](GgufWriter& w) { w.add<std::uint32_t>("newarch.attention.sliding_window", 128); }); }, ErrorKind::kUnsupported,
+               {"sliding_window", "newarch"});
   expect_error([&] { read([](GgufWriter& w) { w.add<std::uint32_t>("newarch.attention.value_length", 8); }); }, ErrorKind::kUnsupported, {"16", "8"});
   expect_error([&] { read([](GgufWriter& w) { w.add<std::uint32_t>("newarch.attention.kv_lora_rank", 8); }); }, ErrorKind::kUnsupported, {"kv_lora_rank"});
-  expect_error([&] { read([](GgufWriter& w) { w.add_array<std::int32_t>("newarch.attention.head_count_kv", {2, 2}); }); }, ErrorKind::kFormat, {"2 entries for 4 layers"});
+  expect_error([&] { read([](GgufWriter& w) {
+                       w.add_array<std::int32_t>("newarch.attention.head_count_kv", {2, 2});
+                     }); }, ErrorKind::kFormat,
+               {"2 entries for 4 layers"});
 }
 
 TEST(CacheGeometry, HeadersAlone) {

@@ -60,7 +60,8 @@ TEST(HfConfig, NullCountsAsAbsentAndTypesAreNotConverted) {  // CF-07
 TEST(HfConfig, RequiredKeysAreNamed) {
   for (const char* key : {"num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "model_type"})
     expect_error([&] { parse(without(base(), key)); }, ErrorKind::kFormat, {"m/config.json", key, "missing"});
-  expect_error([&] { parse(with(base(), "model_type", "unknown_x")); }, ErrorKind::kUnsupported, {"unknown_x", "llama, mistral, qwen2, qwen3, gemma3_text, smollm3"});
+  expect_error([&] { parse(with(base(), "model_type", "unknown_x")); }, ErrorKind::kUnsupported,
+               {"unknown_x", "llama, mistral, qwen2, qwen3, gemma3_text, smollm3"});
   // SN-03, SN-04: learned sink logits and latent caches, which no score here would account for.
   for (const char* type : {"gpt_oss", "deepseek_v3"}) expect_error([&] { parse(with(base(), "model_type", type)); }, ErrorKind::kUnsupported, {type});
   expect_error([&] { parse_hf_config("[1]", "m/config.json"); }, ErrorKind::kFormat, {"object"});

@@ -48,8 +48,8 @@ double factor_of(const json& record, std::size_t layer, std::size_t head, std::s
 }
 
 /// got = want * factor^power, channel by channel, bit for bit; `group`: heads that share a KV head.
-void expect_scaled(const std::vector<float>& got, const std::vector<float>& want, const json& record, std::size_t layer, std::size_t n_heads, std::size_t group, int power,
-                   const std::string& what) {
+void expect_scaled(const std::vector<float>& got, const std::vector<float>& want, const json& record, std::size_t layer, std::size_t n_heads, std::size_t group,
+                   int power, const std::string& what) {
   ASSERT_EQ(got.size(), want.size());
   const std::size_t d = want.size() / 60 / n_heads;
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -102,8 +102,9 @@ TEST_P(InjectOutliers, KeepsTheFunctionAndScalesTheChosenPairs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Containers, InjectOutliers,
-                         ::testing::Values(Case{"folder", "m-llama", false, {}}, Case{"shards", "m-llama", false, {3}}, Case{"bf16", "m-mistral", false, {1, "BF16"}},
-                                           Case{"f16", "m-llama", false, {1, "F16"}}, Case{"biases", "m-qwen2-big", false, {}}, Case{"gguf", "m-llama", true, {}},
+                         ::testing::Values(Case{"folder", "m-llama", false, {}}, Case{"shards", "m-llama", false, {3}},
+                                           Case{"bf16", "m-mistral", false, {1, "BF16"}}, Case{"f16", "m-llama", false, {1, "F16"}},
+                                           Case{"biases", "m-qwen2-big", false, {}}, Case{"gguf", "m-llama", true, {}},
                                            Case{"gguf_f16", "m-llama", true, {}, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 

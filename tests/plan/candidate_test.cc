@@ -65,7 +65,8 @@ TEST(Candidates, EveryAllowedPairOfEveryLayer) {
 
 // 80 layers, 200 schemes, one window: sides are pruned before they are paired, so 3.2 million pairs are never looked at.
 TEST(Candidates, LargeModelIsPrunedAndSolvedFast) {
-  std::vector<std::string> schemes = {"bf16", "fp8e4m3.token.g", "fp8e5m2.token.g", "nvfp4", "mxfp4", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "sint8.token.g"};
+  std::vector<std::string> schemes = {"bf16", "fp8e4m3.token.g", "fp8e5m2.token.g", "nvfp4", "mxfp4", "q8_0", "q4_0", "q4_1", "q5_0",
+                                      "q5_1", "iq4_nl",          "sint8.token.g"};
   for (const char* format : {"int8", "int4", "int3", "int2"}) {
     for (const char* granularity : {"token.g", "token.g32", "token.g64", "token.g16", "token.g8"})
       for (const char* modifier : {"", ".had", ".pre"}) schemes.push_back(std::string(format) + "." + granularity + modifier);

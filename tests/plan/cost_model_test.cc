@@ -80,7 +80,8 @@ TEST(CostModel, MemoryFormulas) {
   EXPECT_EQ(cache_elements(gemma, at(4096)), 2 * 2 * 16 * (2 * 8 + 2 * 4096));
   const kvrt::Scheme bf16 = quant::parse_scheme("bf16");
   for (const std::int64_t context : {64, 4096, 8192}) {
-    EXPECT_EQ(layer_bytes(gemma[0], bf16, bf16, 0, at(context, 0)), 2 * 64 * 2 * 16 * 2 + 128) << "one page of 64 holds the 8 tokens; K pages of a sliding layer carry positions";
+    EXPECT_EQ(layer_bytes(gemma[0], bf16, bf16, 0, at(context, 0)), 2 * 64 * 2 * 16 * 2 + 128)
+        << "one page of 64 holds the 8 tokens; K pages of a sliding layer carry positions";
     EXPECT_EQ(layer_bytes(gemma[1], bf16, bf16, 0, at(context, 0)), 2 * context * 2 * 16 * 2);
   }
   // Batch multiplies.

@@ -16,8 +16,9 @@ using plan_test::synthetic_sens;
 using plan_test::tiny_model;
 using testing::HasSubstr;
 
-const std::vector<std::string> kSchemes = {"bf16", "int8.token.g", "int4.token.g32", "int4.token.g64.had", "int4.token.g64.center.had", "int4.channel.g64.pre", "int4.channel.g64",
-                                           "int3.token.g64", "int3.channel.g32.pre", "int2.token.g32"};
+const std::vector<std::string> kSchemes = {
+    "bf16",           "int8.token.g",         "int4.token.g32", "int4.token.g64.had", "int4.token.g64.center.had", "int4.channel.g64.pre", "int4.channel.g64",
+    "int3.token.g64", "int3.channel.g32.pre", "int2.token.g32"};
 
 sens::SensResult uneven(int n_layers = 8) {
   return synthetic_sens(tiny_model(n_layers), kSchemes, {0, 128}, [](int l, Side s) { return std::exp(2 * std::sin(3.7 * l + (s == Side::kK ? 1 : 0))); });

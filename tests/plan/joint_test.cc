@@ -16,7 +16,8 @@ namespace {
 const std::vector<std::string> kSchemes = {"bf16", "int8.token.g", "int4.token.g32", "int3.token.g64", "int2.token.g64"};
 
 sens::SensResult scores(int n_layers) {
-  return plan_test::synthetic_sens(plan_test::tiny_model(n_layers), kSchemes, {32, 128}, [](int layer, Side side) { return (1.0 + layer) * (side == Side::kK ? 3.0 : 1.0); });
+  return plan_test::synthetic_sens(plan_test::tiny_model(n_layers), kSchemes, {32, 128},
+                                   [](int layer, Side side) { return (1.0 + layer) * (side == Side::kK ? 3.0 : 1.0); });
 }
 
 /// n runs of each of two windows, whose measured loss is `loss(window index, sum of the scores)`, perplexity by `kappa`.
@@ -27,7 +28,8 @@ void add_joint_runs(sens::SensResult& sens, const std::function<double(std::size
   for (const std::size_t window : {0u, 1u})
     for (const auto& choice : joint_samples(candidates, window, n, 1)) {
       for (const LayerOption& o : choice)
-        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)), joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
+        joint.k.push_back(static_cast<std::int64_t>(o.k)), joint.v.push_back(static_cast<std::int64_t>(o.v)),
+            joint.tier_class.push_back(static_cast<std::int64_t>(o.tier_class));
       joint.kld.push_back(loss(window, predicted_score(choice))), joint.kld_se.push_back(0), joint.ln_ppl_ratio.push_back(kappa * joint.kld.back());
     }
   sens.joint = std::move(joint);
@@ -101,7 +103,8 @@ TEST(JointFit, PlansTakeTheCurveAtTheirOwnLoss) {
     request.limits.budget = parse_budget(budget);
     const Plan plan = search_plan(sens, {}, request);
     EXPECT_NEAR(plan.summary.predicted->kl(), curve(plan.summary.predicted->score), 2e-3 * plan.summary.predicted->kl()) << budget;
-    EXPECT_NEAR(plan.baselines.front().score, curve(plan.baselines.front().score / plan.summary.predicted->joint->slope), 0.2 * plan.baselines.front().score) << "near the plan";
+    EXPECT_NEAR(plan.baselines.front().score, curve(plan.baselines.front().score / plan.summary.predicted->joint->slope), 0.2 * plan.baselines.front().score)
+        << "near the plan";
   }
   SearchRequest request;
   request.limits.max_score = 1.0;
@@ -116,7 +119,8 @@ TEST(JointFit, PlansTakeTheSlopeOfTheirWindow) {
   const Candidates candidates(plain, Accounting{}, "");
   add_joint_runs(sens, [](std::size_t window, double sum) { return (window == 0 ? 0.8 : 1.2) * sum; }, 1.0);
   const Candidates fitted(sens, Accounting{}, "");
-  for (const std::size_t window : {0u, 1u}) EXPECT_NEAR(fitted.score(3, Side::kK, 2, window), (window == 0 ? 0.8 : 1.2) * candidates.score(3, Side::kK, 2, window), 1e-12);
+  for (const std::size_t window : {0u, 1u})
+    EXPECT_NEAR(fitted.score(3, Side::kK, 2, window), (window == 0 ? 0.8 : 1.2) * candidates.score(3, Side::kK, 2, window), 1e-12);
   SearchRequest request;
   request.limits.budget = parse_budget("4.5");
   const Plan plan = search_plan(sens, {}, request);

@@ -23,7 +23,8 @@ using testing::HasSubstr;
 
 // Of head_dim 64 int4 at rank 48 has 24 bytes of codes and 4 of ranges a token and head, as int3 has.
 enum : std::size_t { kBf16, kInt8, kInt4, kInt3Channel, kInt3, kInt2, kLowRankK, kLowRankV, kNumber };
-const std::vector<std::string> kSchemes = {"bf16", "int8.token.g", "int4.token.g", "int3.channel.g64.pre", "int3.token.g", "int2.token.g", "int4.token.g.pre.lowrank48", "int4.token.g.lowrank48"};
+const std::vector<std::string> kSchemes = {
+    "bf16", "int8.token.g", "int4.token.g", "int3.channel.g64.pre", "int3.token.g", "int2.token.g", "int4.token.g.pre.lowrank48", "int4.token.g.lowrank48"};
 
 /// Scores by which low rank pays on both sides: attention losses of 8 (2 bits), 1 (3 bits), 0.2 (4 bits), 0.002 (8 bits), low rank 0.5, all +- 0.1
 /// of themselves but for the plain ones of 3 bits and low rank, +- 0.1.
@@ -94,12 +95,17 @@ TEST(LowRankAcceptance, WhatPaysIsTakenAndShown) {
     EXPECT_EQ(layer.v.params.basis.size(), 2u * 48 * 64);
     const auto why = std::find_if(layer.k.why.begin(), layer.k.why.end(), [](const Reason& r) { return r.rule == "lowrank"; });
     ASSERT_NE(why, layer.k.why.end());
-    EXPECT_THAT(why->text, AllOf(HasSubstr("int4.token.g.pre.lowrank48 accepted: attn_out 5.000e-01"), HasSubstr("against 1.000e+00 of int3.channel.g64.pre"), HasSubstr("; attn_kl ")));
+    EXPECT_THAT(why->text, AllOf(HasSubstr("int4.token.g.pre.lowrank48 accepted: attn_out 5.000e-01"), HasSubstr("against 1.000e+00 of int3.channel.g64.pre"),
+                                 HasSubstr("; attn_kl ")));
   }
-  EXPECT_THAT(step_of(plan, "lowrank").text, AllOf(HasSubstr("a basis in 8 of 8 units"), HasSubstr("8 of 8 low-rank options beat the best plain scheme"), HasSubstr("; none ")));
+  EXPECT_THAT(step_of(plan, "lowrank").text,
+              AllOf(HasSubstr("a basis in 8 of 8 units"), HasSubstr("8 of 8 low-rank options beat the best plain scheme"), HasSubstr("; none ")));
   EXPECT_EQ(plan.summary.constants_bytes, 4 * 2 * 4 * (128 + 2 * 2 * 48 * 64));
   // Without such candidates there is nothing to tell.
-  EXPECT_EQ(step_of(search_plan(synthetic_sens(tiny_model(2), {"int4.token.g", "int2.token.g"}, {0}, [](int, Side) { return 1.0; }), {}, request("4.5")), "lowrank").text, "");
+  EXPECT_EQ(
+      step_of(search_plan(synthetic_sens(tiny_model(2), {"int4.token.g", "int2.token.g"}, {0}, [](int, Side) { return 1.0; }), {}, request("4.5")), "lowrank")
+          .text,
+      "");
 }
 
 // Difference 0.5, standard error hypot(0.1, 0.1) = 0.1414: two of them are 0.283.
@@ -124,7 +130,8 @@ TEST(LowRankAcceptance, TwoStandardErrorsOnEveryMetricOfTheSide) {
   set(sens, "attn_kl", Side::kK, kLowRankK, 0.9);
   const LowRankVerdict left_out = verdict(sens, Side::kK);
   EXPECT_FALSE(left_out.accepted);
-  EXPECT_THAT(left_out.text, AllOf(HasSubstr("int4.token.g.pre.lowrank48 left out: attn_kl 9.000e-01 at "), HasSubstr("against 1.000e+00 of int3.channel.g64.pre"), HasSubstr("not more than 2 SE (2.8e-01)")));
+  EXPECT_THAT(left_out.text, AllOf(HasSubstr("int4.token.g.pre.lowrank48 left out: attn_kl 9.000e-01 at "),
+                                   HasSubstr("against 1.000e+00 of int3.channel.g64.pre"), HasSubstr("not more than 2 SE (2.8e-01)")));
   EXPECT_DOUBLE_EQ(number(left_out, "attn_kl"), 0.9);
   EXPECT_DOUBLE_EQ(number(left_out, "attn_kl_plain"), 1.0);
   EXPECT_NEAR(number(left_out, "attn_kl_se"), 0.1414, 1e-4);
@@ -134,7 +141,8 @@ TEST(LowRankAcceptance, TwoStandardErrorsOnEveryMetricOfTheSide) {
   const Plan plan = search_plan(sens, {}, request("4.2"), log);
   for (const LayerPlan& layer : plan.layers) EXPECT_EQ(layer.k.scheme.lowrank, 0);
   for (const LayerPlan& layer : plan.layers) EXPECT_EQ(layer.v.scheme.lowrank, 48);
-  EXPECT_THAT(step_of(plan, "lowrank").text, AllOf(HasSubstr("a basis in 4 of 8 units; 4 of 8 low-rank options beat"), HasSubstr("4 options left out, first layer 0 K"), HasSubstr("9.000e-01")));
+  EXPECT_THAT(step_of(plan, "lowrank").text, AllOf(HasSubstr("a basis in 4 of 8 units; 4 of 8 low-rank options beat"),
+                                                   HasSubstr("4 options left out, first layer 0 K"), HasSubstr("9.000e-01")));
   ASSERT_EQ(notes.size(), 1u);
   EXPECT_THAT(notes[0], HasSubstr("4 of 8 low-rank options"));
   // A standard error that is not known is no proof.
@@ -241,8 +249,9 @@ TEST(LowRankAcceptance, WidthsAreThoseOfAChannel) {
   sens::SensResult sens = paying();
   sens.schemes[kLowRankV] = "int8.token.g.lowrank24";
   for (const LayerGeometry& g : sens.model.layers)
-    sens.params[std::to_string(g.index) + "/v/int8.token.g.lowrank24"] = {{"basis_mean", {2, 64}, std::vector<float>(128, 0.1f)}, {"basis_in", {2, 1536}, std::vector<float>(3072, 0.1f)},
-                                                                         {"basis", {2, 1536}, std::vector<float>(3072, 0.1f)}};
+    sens.params[std::to_string(g.index) + "/v/int8.token.g.lowrank24"] = {{"basis_mean", {2, 64}, std::vector<float>(128, 0.1f)},
+                                                                          {"basis_in", {2, 1536}, std::vector<float>(3072, 0.1f)},
+                                                                          {"basis", {2, 1536}, std::vector<float>(3072, 0.1f)}};
   const Plan plan = search_plan(sens, {}, request("4.2"));
   EXPECT_THAT(verify_plan(plan), testing::IsEmpty());
   ASSERT_EQ(kvrt::to_string(plan.layers[0].v.scheme), "int8.token.g.lowrank24");

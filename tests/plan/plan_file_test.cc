@@ -30,8 +30,8 @@ plan::Plan searched_plan(int n_layers = 3) {
   plan::EvidenceByLayer evidence;
   for (int l = 0; l < n_layers; ++l) evidence[l] = {14.2, 3.0, 2.0, 0.4, 1.5, 0.1};
   plan::Plan p = plan::search_plan(
-      plan_test::synthetic_sens(plan_test::tiny_model(n_layers), {"bf16", "fp8e4m3.head", "int8.token.g", "int4.token.g64.center.had", "int4.channel.g64.pre"}, {0, 32},
-                                [](int l, Side s) { return std::exp(2 * std::sin(3.7 * l + (s == Side::kK ? 1 : 0))); }),
+      plan_test::synthetic_sens(plan_test::tiny_model(n_layers), {"bf16", "fp8e4m3.head", "int8.token.g", "int4.token.g64.center.had", "int4.channel.g64.pre"},
+                                {0, 32}, [](int l, Side s) { return std::exp(2 * std::sin(3.7 * l + (s == Side::kK ? 1 : 0))); }),
       evidence, request);
   p.provenance = {"kvplan", "0.1.0", {"kvplan", "--budget", "5"}, "2026-01-01T00:00:00Z", 0.25, 0, "cpu", "fp64", {{"sens", std::string(64, 'c')}}};
   return p;
@@ -161,7 +161,8 @@ TEST_F(PlanFile, NumbersAreTypedStrictlyAndSpeltFreely) {
     replace(scale, std::string("\"scale\": ") + wrong);
     expect_error([&] { read(); }, ErrorKind::kFormat, {"plan.json", "/layers/0/k/params/scale"});
   }
-  for (const auto& [spelling, ok] : std::vector<std::pair<std::string, bool>>{{"0", true}, {"0.0", true}, {"4.5", false}, {"\"4\"", false}, {"-1", false}, {"true", false}}) {
+  for (const auto& [spelling, ok] :
+       std::vector<std::pair<std::string, bool>>{{"0", true}, {"0.0", true}, {"4.5", false}, {"\"4\"", false}, {"-1", false}, {"true", false}}) {
     write_plan(fp8_plan(448.0f), path());
     replace("\"sink_tokens\": 0", "\"sink_tokens\": " + spelling);
     if (ok) {

@@ -163,8 +163,9 @@ TEST(Planner, ReasonsSayWhatASchemeDoesAboutOutliers) {
   quant::UnitEvidence evidence;
   evidence.k_outlier_ratio = evidence.k_pre_outlier_ratio = 14.2;
   struct Row { const char *scheme, *remedy; };
-  for (const Row& r : {Row{"int4.channel.g32", "ranges per channel keep them apart"}, Row{"nuq3.channel.static.pre", "ranges per channel keep them apart"}, Row{"int4.token.g.had", "rotation spreads"},
-                       Row{"int4.token.g.smooth", "`smooth` shrink"}, Row{"int4.token.g.out1", "beside the codes"}, Row{"int8.token.g", "8 bits and more bear them"}, Row{"int4.token.g", "ranges per token"}}) {
+  for (const Row& r : {Row{"int4.channel.g32", "ranges per channel keep them apart"}, Row{"nuq3.channel.static.pre", "ranges per channel keep them apart"},
+                       Row{"int4.token.g.had", "rotation spreads"}, Row{"int4.token.g.smooth", "`smooth` shrink"}, Row{"int4.token.g.out1", "beside the codes"},
+                       Row{"int8.token.g", "8 bits and more bear them"}, Row{"int4.token.g", "ranges per token"}}) {
     const std::vector<Reason> reasons = evidence_reasons(quant::parse_scheme(r.scheme), Side::kK, evidence);
     ASSERT_EQ(reasons[0].rule, "outlier_ratio");
     EXPECT_THAT(reasons[0].text, testing::AllOf(HasSubstr("key channel outlier ratio 14.2 > 6"), HasSubstr(r.remedy))) << r.scheme;
@@ -179,7 +180,8 @@ TEST(Planner, EdgesAreTheFirstAndLastLayersThatHaveACache) {
   for (std::size_t l = 0; l < 6; ++l) gaps.layers[l].index = numbers[l];
   gaps.n_layers = 24;
   const auto edges = [](const ModelIdentity& model, const auto& position) {
-    const sens::SensResult sens = synthetic_sens(model, {"bf16", "int8.token.g", "int4.token.g", "int3.token.g"}, {128}, [&](int layer, Side) { return 1.0 + position(layer); });
+    const sens::SensResult sens =
+        synthetic_sens(model, {"bf16", "int8.token.g", "int4.token.g", "int3.token.g"}, {128}, [&](int layer, Side) { return 1.0 + position(layer); });
     const Plan plan = search_plan(sens, {}, request("5.5"));
     for (const Baseline& b : plan.baselines)
       if (b.name == "edges_8bit") return std::pair(b.bytes, b.score);

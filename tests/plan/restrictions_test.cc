@@ -181,7 +181,8 @@ TEST(Restrictions, InfeasibleSaysWhatWouldDo) {
   Restrictions r;
   r.same_kv = true;
   r.k = r.v = {"int8.token.g", "int4.token.g32"};
-  expect_error([&] { plan_with(r, "4.2"); }, ErrorKind::kInfeasible, {"4.2 effective bits", "--allow-k int8.token.g,int4.token.g32", "most layers int4.token.g32:int4.token.g32", "in place of"});
+  expect_error([&] { plan_with(r, "4.2"); }, ErrorKind::kInfeasible,
+               {"4.2 effective bits", "--allow-k int8.token.g,int4.token.g32", "most layers int4.token.g32:int4.token.g32", "in place of"});
   // Where even the whole list does not do, a smaller window or other candidates might.
   expect_error([&] { plan_with(r, "2.7"); }, ErrorKind::kInfeasible, {"and without restrictions: ", "int2.token.g"});
   SearchRequest request;

@@ -21,14 +21,16 @@ namespace {
 using test::expect_error;
 using testing::HasSubstr;
 
-const std::vector<std::string> kSchemes = {"bf16", "int8.token.g", "int4.token.g64", "int4.channel.g128", "int4.channel.g32.pre", "int3.token.g64", "int2.token.g64"};
+const std::vector<std::string> kSchemes = {"bf16",           "int8.token.g",  "int4.token.g64", "int4.channel.g128", "int4.channel.g32.pre",
+                                           "int3.token.g64", "int2.token.g64"};
 const std::vector<double> kShares = {0, 0.1, 0.2};
 
 /// Windows 16 and 128, each without a tier and with 0.1 and 0.2; keeps(layer, share) = what a tier leaves of a narrow scheme's loss.
 template <typename Keeps>
 sens::SensResult tiered_sens(int n_layers, Keeps keeps) {
   const ModelIdentity model = plan_test::tiny_model(n_layers);
-  sens::SensResult sens = plan_test::synthetic_sens(model, kSchemes, {16, 16, 16, 128, 128, 128}, [](int l, Side s) { return std::exp(std::sin(3.7 * l + (s == Side::kK ? 1 : 0))); });
+  sens::SensResult sens = plan_test::synthetic_sens(model, kSchemes, {16, 16, 16, 128, 128, 128},
+                                                    [](int l, Side s) { return std::exp(std::sin(3.7 * l + (s == Side::kK ? 1 : 0))); });
   for (int w = 0; w < 2; ++w) sens.salient_fractions.insert(sens.salient_fractions.end(), kShares.begin(), kShares.end());
   sens.salient_scheme = "fp8e4m3.token.g", sens.salient_score = quant::kTierScore;
   for (const LayerGeometry& g : model.layers) {

@@ -167,7 +167,9 @@ TEST(Search, WideGroupsHoldLimitsWithAMargin) {
 }
 
 TEST(Search, ProfilesKeepTheirBand) {
-  const auto sens_of = [](double weight) { return synthetic_sens(tiny_model(4), {"bf16", "int8.token.g", "int4.token.g", "int3.token.g", "int2.token.g"}, {0}, [=](int, Side) { return weight; }); };
+  const auto sens_of = [](double weight) {
+    return synthetic_sens(tiny_model(4), {"bf16", "int8.token.g", "int4.token.g", "int3.token.g", "int2.token.g"}, {0}, [=](int, Side) { return weight; });
+  };
   Limits compact;
   compact.profile = "compact";
   const sens::SensResult easy = sens_of(1e-6), middling = sens_of(0.5), hard = sens_of(1e3);

@@ -100,8 +100,10 @@ TEST(ChooseIsolated, AllSurvivingOptionsOfUnitsAboveTheLimitAndNoOthers) {
   // In window 128 int4.token.g is estimated at twice its loss, so that the finer groups, which cost more, are no longer dominated.
   for (const std::size_t unit : {0u, 1u, 5u}) {
     const bool key = unit == 0;
-    EXPECT_EQ(measured_schemes(sens, choice.cells, unit, 0), key ? (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt3, kInt2, kInt2Channel}) : (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt3, kInt2}));
-    EXPECT_EQ(measured_schemes(sens, choice.cells, unit, 1), key ? (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt4Fine, kInt3, kInt2, kInt2Channel}) : (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt4Fine, kInt3, kInt2}));
+    EXPECT_EQ(measured_schemes(sens, choice.cells, unit, 0), key ? (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt3, kInt2, kInt2Channel})
+                                                                 : (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt3, kInt2}));
+    EXPECT_EQ(measured_schemes(sens, choice.cells, unit, 1), key ? (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt4Fine, kInt3, kInt2, kInt2Channel})
+                                                                 : (std::vector<std::size_t>{kBf16, kInt8, kInt4, kInt4Fine, kInt3, kInt2}));
   }
   EXPECT_EQ(choice.n_replacing, 6u + 7 + 2 * (5 + 6));
   // Of the five units that are left, each gives one option of the trusted range, a hundredth of the limit and more.
@@ -232,7 +234,8 @@ TEST(StagedScores, WhatNothingMeasuredDominatesIsLeftOut) {
   for (std::size_t l = 0; l < 4; ++l)
     for (const Side side : {Side::kK, Side::kV}) EXPECT_EQ(c.allowed(l, side, kInt3), !(l == 1 && side == Side::kV));
   ASSERT_EQ(notes.size(), 2u);
-  EXPECT_THAT(notes[0], HasSubstr("8 of 8 units by isolated runs, where fisher_vec passes 0.02 nats (K of 0-3; V of 0-3); their score is logit_kl over 1.00 (16 pairs)"));
+  EXPECT_THAT(notes[0],
+              HasSubstr("8 of 8 units by isolated runs, where fisher_vec passes 0.02 nats (K of 0-3; V of 0-3); their score is logit_kl over 1.00 (16 pairs)"));
   EXPECT_THAT(notes[1], HasSubstr("1 option left out, first layer 1 V int3.token.g"));
 }
 
@@ -254,7 +257,9 @@ TEST(StagedScores, ZeroIsAMeasurement) {
 TEST(TwoStage, PlansOfFewBitsFollowTheMeasuredOrder) {
   // Estimated, values of layer 0 bear 2 bits best, and 2-bit keys are best per channel; measured, the former lose thirty times as much,
   // and the latter eight times as much as estimated.
-  const Score estimated = [](int layer, Side side, std::size_t s, std::size_t) { return s == kInt2Channel ? 0.021 : estimate(s) * (layer == 0 && side == Side::kV ? 0.8 : 1.0); };
+  const Score estimated = [](int layer, Side side, std::size_t s, std::size_t) {
+    return s == kInt2Channel ? 0.021 : estimate(s) * (layer == 0 && side == Side::kV ? 0.8 : 1.0);
+  };
   const Score truth = [&](int layer, Side side, std::size_t s, std::size_t w) {
     const double factor = s == kInt2 && layer == 0 && side == Side::kV ? 30.0 : s == kInt2Channel ? 8.0 : 1.0;
     return factor * estimated(layer, side, s, w);
@@ -270,7 +275,9 @@ TEST(TwoStage, PlansOfFewBitsFollowTheMeasuredOrder) {
   };
   const Plan before = search_plan(sens, {}, request("3"));
   EXPECT_EQ(before.layers[0].v.scheme, quant::parse_scheme("int2.token.g"));
-  const auto per_channel = [](const Plan& plan) { return std::count_if(plan.layers.begin(), plan.layers.end(), [](const LayerPlan& l) { return l.k.scheme == quant::parse_scheme("int2.channel.g64.pre"); }); };
+  const auto per_channel = [](const Plan& plan) {
+    return std::count_if(plan.layers.begin(), plan.layers.end(), [](const LayerPlan& l) { return l.k.scheme == quant::parse_scheme("int2.channel.g64.pre"); });
+  };
   EXPECT_GT(per_channel(before), 0);
   EXPECT_FALSE(before.summary.predicted->isolated);
   isolate(sens, truth);
@@ -303,7 +310,8 @@ TEST(TwoStage, PrunedSchemesStillHaveAPriceWhereTheirBettersMayNotBeTaken) {
   only.restrictions.k = only.restrictions.v = {"int4.token.g32"};
   const Plan plan = search_plan(sens, {}, only);
   EXPECT_NEAR(plan.summary.predicted->score, 8 * estimate(kInt4Fine), 1e-12) << "measured over slope is the estimate of what dominates it";
-  EXPECT_THAT(std::find_if(plan.layers[0].k.why.begin(), plan.layers[0].k.why.end(), [](const Reason& r) { return r.rule == "isolated"; })->text, HasSubstr("not measured"));
+  EXPECT_THAT(std::find_if(plan.layers[0].k.why.begin(), plan.layers[0].k.why.end(), [](const Reason& r) { return r.rule == "isolated"; })->text,
+              HasSubstr("not measured"));
 }
 
 TEST(TwoStage, TheMetricIsThatOfTheRuns) {

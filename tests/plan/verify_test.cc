@@ -51,7 +51,10 @@ TEST(Verify, LaddersAreNested) {
     return verify_plan(copy);
   };
   const RungChange first = plan.fallback[0].changes.at(0);
-  EXPECT_THAT(broken([&](Plan& p) { p.fallback[1].changes = {{first.layer, first.side, quant::parse_scheme("int2.token.g")}}; }), Contains(HasSubstr("is lowered from 8 to 2 bits")));
+  EXPECT_THAT(broken([&](Plan& p) {
+                p.fallback[1].changes = {{first.layer, first.side, quant::parse_scheme("int2.token.g")}};
+              }),
+              Contains(HasSubstr("is lowered from 8 to 2 bits")));
   EXPECT_THAT(broken([&](Plan& p) { p.fallback[0].changes = {first, first}; }), Contains(HasSubstr("is changed twice")));
   EXPECT_THAT(broken([&](Plan& p) { p.fallback[0].changes.push_back(plan.fallback[1].changes.at(0)); }), Contains(HasSubstr("changes 2 units, a tenth is 1")));
   EXPECT_THAT(broken([&](Plan& p) { p.fallback[0].changes[0].layer = 7; }), Contains(HasSubstr("layer 7")));

@@ -171,11 +171,14 @@ TEST(CalibratedParams, RangesOfHeadsAndUnitsAfterRopeCoverEveryPosition) {
 
 // METHODS.md 3: a plan keeps the sinks that the statistics keep apart, or none; then they are merged back, quantiles and histograms too.
 TEST(CalibratedParams, QuantilesWithoutSinksAreThoseOfStatisticsWithoutSinks) {
-  const auto value = [](std::int64_t t, int h, int c) { return static_cast<float>(std::sin(0.37 * static_cast<double>(t * (c + 3) + h)) * (t < kSinks ? 40 : 1 + c % 5)); };
+  const auto value = [](std::int64_t t, int h, int c) {
+    return static_cast<float>(std::sin(0.37 * static_cast<double>(t * (c + 3) + h)) * (t < kSinks ? 40 : 1 + c % 5));
+  };
   const stats::LayerStats apart = quant_test::layer_stats(quant_test::geometry(), kSinks, kTokens, value, value, value);
   const stats::LayerStats together = quant_test::layer_stats(quant_test::geometry(), 0, kTokens, value, value, value);
   for (const char* text : {"nuq3.channel.static.pre.out1", "int4.channel.static.pre.out2", "nuq2.channel.static.pre"}) {
-    const SchemeParams merged = fit_params(parse_scheme(text), Side::kK, apart, 0), plain = fit_params(parse_scheme(text), Side::kK, together, 0), kept = fit_params(parse_scheme(text), Side::kK, apart, kSinks);
+    const SchemeParams merged = fit_params(parse_scheme(text), Side::kK, apart, 0), plain = fit_params(parse_scheme(text), Side::kK, together, 0),
+                       kept = fit_params(parse_scheme(text), Side::kK, apart, kSinks);
     EXPECT_EQ(merged.clip_hi, plain.clip_hi) << text;
     EXPECT_NE(merged.clip_hi, kept.clip_hi) << text;
     for (std::size_t i = 0; i < plain.codebook.size(); ++i) EXPECT_NEAR(merged.codebook[i], plain.codebook[i], 0.02) << text;
@@ -305,7 +308,8 @@ TEST(CalibratedParams, ClipKeepsTheShareThatCostsLeast) {
   EXPECT_EQ(with.clip_alpha, fit_params(parse_scheme("int3.channel.g64.pre.clip"), Side::kK, stats, kSinks, nullptr, 512).clip_alpha);
   EXPECT_EQ(with.ef_order.size(), 128u);
   // Static ranges are stored as they are left: about the mean, 2 bits of about 1500 normal values by channel.
-  const SchemeParams whole = fit_params(parse_scheme("int2.channel.static.pre"), Side::kK, stats, kSinks), clipped = fit_params(parse_scheme("int2.channel.static.pre.clip"), Side::kK, stats, kSinks, nullptr, 512);
+  const SchemeParams whole = fit_params(parse_scheme("int2.channel.static.pre"), Side::kK, stats, kSinks),
+                     clipped = fit_params(parse_scheme("int2.channel.static.pre.clip"), Side::kK, stats, kSinks, nullptr, 512);
   EXPECT_TRUE(clipped.clip_alpha.empty());
   for (std::size_t i = 0; i < 128; ++i) {
     const double mean = stats.k_pre.body.moments[i].mean, share = (clipped.clip_hi[i] - mean) / (whole.clip_hi[i] - mean);
@@ -317,7 +321,8 @@ TEST(CalibratedParams, ClipKeepsTheShareThatCostsLeast) {
 
 TEST(CalibratedParams, PercentilesAreTheThresholdsWithOutliers) {
   const stats::LayerStats stats = normal_layer(8);
-  for (const auto& [text, tail] : {std::pair("int4.channel.static.pre.out1", 0.005), {"int4.channel.static.pre.out2", 0.01}, {"int4.channel.static.pre.out0.5", 0.0025}}) {
+  for (const auto& [text, tail] :
+       {std::pair("int4.channel.static.pre.out1", 0.005), {"int4.channel.static.pre.out2", 0.01}, {"int4.channel.static.pre.out0.5", 0.0025}}) {
     const SchemeParams p = fit_params(parse_scheme(text), Side::kK, stats, kSinks);
     for (int c = 0; c < 64; ++c) {
       EXPECT_FLOAT_EQ(p.clip_lo[static_cast<std::size_t>(64 + c)], static_cast<float>(stats.k_pre.body.quantile(1, c, tail))) << text;
@@ -332,7 +337,8 @@ TEST(CalibratedParams, PercentilesAreTheThresholdsWithOutliers) {
 
 TEST(CalibratedParams, PairedThresholdsAreOneRange) {
   const stats::LayerStats stats = normal_layer();
-  const SchemeParams p = fit_params(parse_scheme("int8.channel.static.pre.pair"), Side::kK, stats, kSinks), alone = fit_params(parse_scheme("int8.channel.static.pre"), Side::kK, stats, kSinks);
+  const SchemeParams p = fit_params(parse_scheme("int8.channel.static.pre.pair"), Side::kK, stats, kSinks),
+                     alone = fit_params(parse_scheme("int8.channel.static.pre"), Side::kK, stats, kSinks);
   for (std::size_t c = 0; c < 32; ++c) {
     EXPECT_EQ(p.clip_hi[c], std::max(alone.clip_hi[c], alone.clip_hi[c + 32]));
     EXPECT_EQ(p.clip_hi[c + 32], p.clip_hi[c]);
@@ -369,7 +375,8 @@ TEST(CalibratedParams, CodebooksBeatEvenCodesOnFreshData) {
   const std::vector<float> x = fresh_rows(0, 77), spiked = fresh_rows(8, 78);
   struct Row { const char *book, *even; Side side; };
   for (const Row& r : {Row{"nuq3.channel.static.pre", "int3.channel.static.pre", Side::kK}, Row{"nuq3.token.g", "int3.token.g", Side::kV},
-                       Row{"nuq2.token.g", "int2.token.g", Side::kV}, Row{"nuq4.token.g", "int4.token.g", Side::kK}, Row{"nuq3.token.g.center.smooth", "int3.token.g.center.smooth", Side::kK}}) {
+                       Row{"nuq2.token.g", "int2.token.g", Side::kV}, Row{"nuq4.token.g", "int4.token.g", Side::kK},
+                       Row{"nuq3.token.g.center.smooth", "int3.token.g.center.smooth", Side::kK}}) {
     EXPECT_LT(cost_of(r.book, r.side, stats, x), 0.9 * cost_of(r.even, r.side, stats, x)) << r.book;
   }
   EXPECT_LT(cost_of("nuq3.channel.static.pre.out2", Side::kK, heavy, spiked), 0.3 * cost_of("nuq3.channel.static.pre", Side::kK, heavy, spiked));

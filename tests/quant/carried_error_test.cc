@@ -44,7 +44,8 @@ TEST(CarriedError, ARowTakesOverAShareOfTheErrorBefore) {
   for (std::int64_t t = kSinks; t < kTokens; ++t) {
     float* out = expected.data() + t * row;
     fake_quant_document(scheme, Side::kV, g, {}, 0, false, 1, given.data(), out, pool);
-    for (std::int64_t c = 0; c < row && t + 1 < kTokens; ++c) given[static_cast<std::size_t>(c)] = x[static_cast<std::size_t>((t + 1) * row + c)] + kShare * (given[static_cast<std::size_t>(c)] - out[c]);
+    for (std::int64_t c = 0; c < row && t + 1 < kTokens; ++c)
+      given[static_cast<std::size_t>(c)] = x[static_cast<std::size_t>((t + 1) * row + c)] + kShare * (given[static_cast<std::size_t>(c)] - out[c]);
   }
   EXPECT_EQ(carried, expected);
 }
@@ -78,8 +79,10 @@ TEST(CarriedError, TheMeanOfAConstantInputComesBack) {
 }
 
 TEST(CarriedError, TokenGroupsWithoutFeedbackOrABasis) {
-  for (const char* text : {"int4.token.g32", "int2.token.g.had", "sint4.token.g", "fp8e5m2.token.g32", "lm4.token.g", "nuq3.token.g"}) EXPECT_TRUE(can_carry_error(parse_scheme(text))) << text;
-  for (const char* text : {"bf16", "int4.token.g32.ef", "int4.channel.g32", "int8.head", "nuq3.channel.static", "q4_0", "nvfp4", "int4.token.g.lowrank16"}) EXPECT_FALSE(can_carry_error(parse_scheme(text))) << text;
+  for (const char* text : {"int4.token.g32", "int2.token.g.had", "sint4.token.g", "fp8e5m2.token.g32", "lm4.token.g", "nuq3.token.g"})
+    EXPECT_TRUE(can_carry_error(parse_scheme(text))) << text;
+  for (const char* text : {"bf16", "int4.token.g32.ef", "int4.channel.g32", "int8.head", "nuq3.channel.static", "q4_0", "nvfp4", "int4.token.g.lowrank16"})
+    EXPECT_FALSE(can_carry_error(parse_scheme(text))) << text;
 }
 
 }  // namespace

@@ -203,7 +203,9 @@ TEST(ErrorFeedback, FittedConstantsLowerTheCostOfStoredKeys) {
   LayerGeometry g = quant_test::geometry();
   const auto value = [](std::int64_t t, int h, int c) { return static_cast<float>(std::sin(0.1 * static_cast<double>(t * (c + 1) + h))); };
   const std::vector<float> k = quant_test::fill(200, 2, 64, value);
-  const std::vector<float> q = quant_test::fill(200, 4, 64, [](std::int64_t t, int h, int c) { return static_cast<float>(2 * std::cos(static_cast<double>(c * c)) + std::sin(0.7 * static_cast<double>(t * (c + 2) + h))); });
+  const std::vector<float> q = quant_test::fill(200, 4, 64, [](std::int64_t t, int h, int c) {
+    return static_cast<float>(2 * std::cos(static_cast<double>(c * c)) + std::sin(0.7 * static_cast<double>(t * (c + 2) + h)));
+  });
   stats::LayerStats stats(g, 4);
   stats::DocumentTensors document;
   document.n_tokens = 200;
@@ -215,14 +217,16 @@ TEST(ErrorFeedback, FittedConstantsLowerTheCostOfStoredKeys) {
   Rng rng(4);
   for (float& v : x) v = static_cast<float>(rng.normal());
   struct Row { const char *with, *without; };
-  for (const Row& r : {Row{"int4.channel.g32.pre.ef", "int4.channel.g32.pre"}, Row{"int3.token.g.ef", "int3.token.g"}, Row{"int4.token.g.had.ef", "int4.token.g.had"}}) {
+  for (const Row& r :
+       {Row{"int4.channel.g32.pre.ef", "int4.channel.g32.pre"}, Row{"int3.token.g.ef", "int3.token.g"}, Row{"int4.token.g.had.ef", "int4.token.g.had"}}) {
     const SchemeParams p = fit_params(parse_scheme(r.with), Side::kK, stats, 4, nullptr, 100);
     fake_quant_document(parse_scheme(r.with), Side::kK, g, p, 0, false, 64, x.data(), with.data(), pool);
     fake_quant_document(parse_scheme(r.without), Side::kK, g, {}, 0, false, 64, x.data(), without.data(), pool);
     double cost_with = 0, cost_without = 0;
     for (int h = 0; h < 2; ++h) {
       // Decoded values are the model's own coordinates, without the rotation.
-      const std::vector<double> moment = error_moment(stats, Side::kK, h, parse_scheme(parse_scheme(r.with).pre ? "int4.token.g.pre" : "int4.token.g"), nullptr, 100);
+      const std::vector<double> moment =
+          error_moment(stats, Side::kK, h, parse_scheme(parse_scheme(r.with).pre ? "int4.token.g.pre" : "int4.token.g"), nullptr, 100);
       const auto of_head = [&](const std::vector<float>& v) {
         std::vector<float> rows;
         for (std::size_t t = 0; t < 64; ++t)

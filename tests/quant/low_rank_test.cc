@@ -128,7 +128,8 @@ TEST(LowRank, TheFirstDirectionIsNoPartOfARange) {
 TEST(LowRank, AMomentOfZerosIsNone) {
   Rng rng(13);
   const MatrixXd c = spread(8, 2, rng);
-  const LowRankBasis without = low_rank_basis(std::vector<double>(64, 0.0), values_of(c), 8, 4), with = low_rank_basis(values_of(MatrixXd::Identity(8, 8)), values_of(c), 8, 4);
+  const LowRankBasis without = low_rank_basis(std::vector<double>(64, 0.0), values_of(c), 8, 4),
+                     with = low_rank_basis(values_of(MatrixXd::Identity(8, 8)), values_of(c), 8, 4);
   EXPECT_EQ(without.in, with.in);
   // Scales of the moment cancel.
   EXPECT_EQ(low_rank_basis(values_of(1024 * MatrixXd::Identity(8, 8)), values_of(c), 8, 4).out, with.out);
@@ -166,7 +167,9 @@ Rows rows_on_the_grid(const LowRankBasis& basis, int d, int r, int n, Rng& rng) 
   for (int t = 0; t < n; ++t) {
     std::vector<double> row(rows.mean.begin(), rows.mean.end());
     for (int i = 0; i < r; ++i) {
-      const double inside = 5e-6, coefficient = i == t % r ? -2 + inside : i == (t + 1) % r ? -2 + 255.0 / 64 - inside : -2 + static_cast<double>(1 + rng.below(254)) / 64;
+      const double inside = 5e-6, coefficient = i == t % r         ? -2 + inside
+                                                : i == (t + 1) % r ? -2 + 255.0 / 64 - inside
+                                                                   : -2 + static_cast<double>(1 + rng.below(254)) / 64;
       for (int c = 0; c < d; ++c) row[static_cast<std::size_t>(c)] += coefficient * basis.out[static_cast<std::size_t>(i * d + c)];
     }
     rows.x.insert(rows.x.end(), row.begin(), row.end());
@@ -269,10 +272,12 @@ TEST(LowRank, TheFitMeetsTheMomentOfTheUnit) {
     const kvrt::Scheme scheme = parse_scheme(side == Side::kK ? "int4.token.g8.pre.lowrank24" : "int4.token.g8.lowrank24");
     const SchemeParams p = fit_params(scheme, side, stats, kSinks, nullptr, 512);
     for (int h = 0; h < 2; ++h) {
-      const std::vector<double> moment = error_moment(stats, side, h, scheme, nullptr, 512), covariance = (side == Side::kK ? stats.key_cov : stats.value_cov).matrix(h);
+      const std::vector<double> moment = error_moment(stats, side, h, scheme, nullptr, 512),
+                                covariance = (side == Side::kK ? stats.key_cov : stats.value_cov).matrix(h);
       const MatrixXd weight = ridged(Eigen::Map<const RowMajor>(moment.data(), 64, 64)), c = Eigen::Map<const RowMajor>(covariance.data(), 64, 64);
       const std::ptrdiff_t size = 64 * 24;
-      const MatrixXd in = matrix_of({p.basis_in.begin() + h * size, p.basis_in.begin() + (h + 1) * size}, 64, 24), out = matrix_of({p.basis.begin() + h * size, p.basis.begin() + (h + 1) * size}, 24, 64);
+      const MatrixXd in = matrix_of({p.basis_in.begin() + h * size, p.basis_in.begin() + (h + 1) * size}, 64, 24),
+                     out = matrix_of({p.basis.begin() + h * size, p.basis.begin() + (h + 1) * size}, 24, 64);
       std::vector<double> eigenvalues;
       const Eigen::VectorXcd general = Eigen::EigenSolver<MatrixXd>(c * weight).eigenvalues();
       for (int i = 0; i < 64; ++i) eigenvalues.push_back(general(i).real());

@@ -43,7 +43,8 @@ void expect_orthogonal(const MatrixXd& r) {
 stats::LayerStats layer_with_means(const LayerGeometry& g) {
   Rng rng(3);
   const auto any = [&](std::int64_t, int, int c) { return static_cast<float>(rng.normal() * (c == 5 ? 9 : 1)); };
-  return quant_test::layer_stats(g, 2, 60, [&](std::int64_t, int h, int c) { return static_cast<float>((h * 37 + c * 11) % 64) + 0.01f * static_cast<float>(rng.normal()); }, any, any);
+  return quant_test::layer_stats(
+      g, 2, 60, [&](std::int64_t, int h, int c) { return static_cast<float>((h * 37 + c * 11) % 64) + 0.01f * static_cast<float>(rng.normal()); }, any, any);
 }
 
 TEST(GoldenG33, EveryRotatedChannelCostsTheSame) {
@@ -124,7 +125,9 @@ TEST(RowRotation, RowsComeBack) {
     const int n = rotation.heads * 16, first = 64 - n;
     for (int j = 0; j < n; ++j) {
       double sum = 0;
-      for (int i = 0; i < n; ++i) sum += static_cast<double>(x[static_cast<std::size_t>(290 * 64 + first + i)]) * rotation.r[rotation.r.size() - static_cast<std::size_t>(n * (n - i) - j)];
+      for (int i = 0; i < n; ++i)
+        sum +=
+            static_cast<double>(x[static_cast<std::size_t>(290 * 64 + first + i)]) * rotation.r[rotation.r.size() - static_cast<std::size_t>(n * (n - i) - j)];
       EXPECT_NEAR(turned[static_cast<std::size_t>(290 * 64 + first + j)], sum, 1e-5) << j;
     }
     rotate_rows(rotation, g, true, kTokens, turned.data(), back.data(), one);

@@ -13,7 +13,8 @@ namespace {
 /// |x| of head h and token t is (1 + t) (1 + h) times a number in [-1, 1]: ranges made for the first tokens are soon too narrow.
 std::vector<float> growing(std::int64_t n_tokens, const LayerGeometry& g) {
   Rng rng(5);
-  return quant_test::fill(n_tokens, g.n_kv_heads, g.head_dim, [&](std::int64_t t, int h, int) { return static_cast<float>((1.0 + static_cast<double>(t)) * (1 + h) * (2 * rng.uniform() - 1)); });
+  return quant_test::fill(n_tokens, g.n_kv_heads, g.head_dim,
+                          [&](std::int64_t t, int h, int) { return static_cast<float>((1.0 + static_cast<double>(t)) * (1 + h) * (2 * rng.uniform() - 1)); });
 }
 
 double error(const std::vector<float>& x, const std::vector<float>& y) {
@@ -71,7 +72,8 @@ TEST(ScaleRefresh, RangesThatHoldEverythingStay) {
 
 TEST(ScaleRefresh, OnlyStaticRangesOfPlainValues) {
   for (const char* text : {"fp8e4m3.tensor", "fp8e5m2.head", "int8.head", "sint8.tensor", "fp8e4m3.head.pre"}) EXPECT_TRUE(can_refresh(parse_scheme(text))) << text;
-  for (const char* text : {"bf16", "fp8e4m3.token.g", "int8.channel.static", "int8.token.g", "fp8e4m3.head.had", "fp8e4m3.head.center", "q8_0"}) EXPECT_FALSE(can_refresh(parse_scheme(text))) << text;
+  for (const char* text : {"bf16", "fp8e4m3.token.g", "int8.channel.static", "int8.token.g", "fp8e4m3.head.had", "fp8e4m3.head.center", "q8_0"})
+    EXPECT_FALSE(can_refresh(parse_scheme(text))) << text;
 }
 
 }  // namespace

@@ -66,8 +66,8 @@ TEST(Scheme, LowRankIsScoredWhereItFits) {
 }
 
 TEST(Scheme, TheOtherFp8EncodingIsUnsupported) {  // CASES.md QZ-08
-  const std::function<void()> calls[] = {[] { parse_scheme("fp8e4m3fnuz.head"); }, [] { resolve_candidates("fp8e4m3fnuz.head"); }, [] { resolve_preset("fp8e4m3fnuz.head", 64); },
-                                         [] { resolve_preset("bf16:fp8e5m2fnuz.tensor", 64); }};
+  const std::function<void()> calls[] = {[] { parse_scheme("fp8e4m3fnuz.head"); }, [] { resolve_candidates("fp8e4m3fnuz.head"); },
+                                         [] { resolve_preset("fp8e4m3fnuz.head", 64); }, [] { resolve_preset("bf16:fp8e5m2fnuz.tensor", 64); }};
   for (const auto& call : calls) {
     const Error e = error_of(call);
     EXPECT_EQ(exit_code(e.kind()), 7);

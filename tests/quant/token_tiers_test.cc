@@ -167,7 +167,8 @@ TEST(TokenTiers, ChannelGroupsHoldBaseTokensAlone) {
     fake_quant_document(base, Side::kK, one, {}, 0, true, 128, dense.data(), want.data(), pool);
     for (std::size_t i = 0; i < 128; ++i)
       for (std::int64_t c = 0; c < 64; ++c)
-        ASSERT_EQ(out[static_cast<std::size_t>(of_base[static_cast<std::size_t>(h)][i] * row + h * 64 + c)], want[i * 64 + static_cast<std::size_t>(c)]) << h << ' ' << i;
+        ASSERT_EQ(out[static_cast<std::size_t>(of_base[static_cast<std::size_t>(h)][i] * row + h * 64 + c)], want[i * 64 + static_cast<std::size_t>(c)])
+            << h << ' ' << i;
   }
   EXPECT_NE(of_base[0], of_base[1]) << "heads choose for themselves";
   // Values of salient tokens do not reach the base tier, nor its the salient one; sinks and the window are nobody's.

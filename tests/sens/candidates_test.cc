@@ -52,7 +52,8 @@ TEST(Candidates, KeysWithoutRopeHaveOneFrame) {
   LogSink log;
   log.note = [&](const std::string& text) { notes.push_back(text); };
   lay_out_grid({"custom", {"int4.channel.g64", "int4.channel.g64.pre", "int3.channel.g64.pre.ef"}, {"int4.token.g64"}}, {}, &grid, log);
-  EXPECT_EQ(grid.schemes, (std::vector<std::string>{"int4.channel.g64", "int4.channel.g64.pre", "int3.channel.g64.pre.ef", "int3.channel.g64.ef", "int4.token.g64"}));
+  EXPECT_EQ(grid.schemes,
+            (std::vector<std::string>{"int4.channel.g64", "int4.channel.g64.pre", "int3.channel.g64.pre.ef", "int3.channel.g64.ef", "int4.token.g64"}));
   EXPECT_EQ(grid.valid, (std::vector<std::uint8_t>{1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1}));
   ASSERT_EQ(notes.size(), 1u);
   EXPECT_NE(notes[0].find("layers 1 have no RoPE"), std::string::npos);
@@ -226,7 +227,8 @@ TEST(Fisher, LanesAndThreadsDoNotMatter) {
       for (std::int64_t h = 0; h < heads; ++h) {
         double dot = 0;
         for (std::int64_t c = 0; c < d; ++c) {
-          const double x = static_cast<double>(g[static_cast<std::size_t>(((j * draws + r) * heads + h) * d + c)]) * delta[static_cast<std::size_t>((j * heads + h) * d + c)];
+          const double x = static_cast<double>(g[static_cast<std::size_t>(((j * draws + r) * heads + h) * d + c)]) *
+                           delta[static_cast<std::size_t>((j * heads + h) * d + c)];
           dot += x;
           b += x * x;
         }

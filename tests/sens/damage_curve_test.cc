@@ -67,12 +67,15 @@ TEST(DamageCurve, TakesTheFirstDocumentsThatAreLongEnough) {
 }
 
 struct Gate {
-  Gate(const model::StreamingModel& model, std::vector<text::Document> documents, std::uint64_t seed = 0) : gate(model, damage_documents(documents, 4), {4, false, 128, seed}, pool) {}
+  Gate(const model::StreamingModel& model, std::vector<text::Document> documents, std::uint64_t seed = 0)
+      : gate(model, damage_documents(documents, 4), {4, false, 128, seed}, pool) {}
   ThreadPool pool{1};
   DamageGate gate;
 };
 
-Contender uniform(const model::StreamingModel& model, const std::string& pair, PairTiers tiers) { return uniform_contender(pair, model.identity(), tiers, no_params()); }
+Contender uniform(const model::StreamingModel& model, const std::string& pair, PairTiers tiers) {
+  return uniform_contender(pair, model.identity(), tiers, no_params());
+}
 
 // x of one contender, row by row from what a row reads: all rows of the document that see 64 keys are sampled, each weighs 1.
 TEST(DamageGate, IsTheCorrelationOfWhatRowsRead) {
@@ -175,7 +178,8 @@ TEST(DamageGate, RejectsTwoBitKeysOfATrainedModelAndNotEight) {
   const auto documents = test_fixture::sampled_sequences(m.model);
   const Gate g(m.model, documents);
   ASSERT_TRUE(g.gate.curve().rejects_from);
-  const std::vector<Contender> contenders = {uniform(m.model, "int2.token.g:bf16", {4, 0}), uniform(m.model, "int8.token.g:bf16", {4, 0}), uniform(m.model, "bf16:bf16", {4, 0})};
+  const std::vector<Contender> contenders = {uniform(m.model, "int2.token.g:bf16", {4, 0}), uniform(m.model, "int8.token.g:bf16", {4, 0}),
+                                             uniform(m.model, "bf16:bf16", {4, 0})};
   const std::vector<EvalDamage> judged = g.gate.judge(contenders);
   EXPECT_TRUE(judged[0].rejected) << judged[0].x << " against " << *g.gate.curve().rejects_from;
   EXPECT_GE(judged[0].predicted_ppl_ratio, kRuinedPplRatio);

@@ -68,7 +68,8 @@ TEST(Generate, DecodingEqualsTheForwardPass) {
     OpenModel m(test::make_tiny_model(name));
     expect_replies_of_the_forward_pass(m.model, nullptr, false);
     // Blocks of 32 leave the window at the prompt and while decoding; every token at once; nothing before the 103rd token.
-    const std::pair<const char*, PairTiers> cases[] = {{"int2.channel.g32.pre:int4.token.g", {4, 16}}, {"int4.token.g:int4.token.g", {0, 0}}, {"int3.token.g.pre:bf16", {3, 100}}};
+    const std::pair<const char*, PairTiers> cases[] = {
+        {"int2.channel.g32.pre:int4.token.g", {4, 16}}, {"int4.token.g:int4.token.g", {0, 0}}, {"int3.token.g.pre:bf16", {3, 100}}};
     for (const auto& [pair, tiers] : cases) {
       SCOPED_TRACE(fmt::format("sinks {}, window {}", tiers.n_sinks, tiers.window));
       const Contender c = uniform_contender(pair, m.model.identity(), tiers, no_params());

@@ -40,7 +40,8 @@ std::vector<Tensors> tensors_of(const model::StreamingModel& model, const std::v
 double rms_error(const char* scheme, Side side, const LayerGeometry& g, const std::vector<float>& x, const quant::SchemeParams& params = {}) {
   std::vector<float> error(x.size());
   ThreadPool pool(1);
-  quantisation_error({0, quant::parse_scheme(scheme), params}, side, g, 0, false, static_cast<std::int64_t>(x.size()) / (g.n_kv_heads * g.head_dim), x.data(), error.data(), pool);
+  quantisation_error({0, quant::parse_scheme(scheme), params}, side, g, 0, false, static_cast<std::int64_t>(x.size()) / (g.n_kv_heads * g.head_dim), x.data(),
+                     error.data(), pool);
   double sum = 0;
   for (const float e : error) sum += static_cast<double>(e) * e;
   return std::sqrt(sum / static_cast<double>(x.size()));
@@ -87,7 +88,8 @@ TEST(KeyTensors, Qz04CentredKeysAndSn06ValuesByToken) {
     if (layers.empty()) layers.resize(of_document.size());
     for (std::size_t l = 0; l < layers.size(); ++l) {
       layers[l].geometry = of_document[l].geometry;
-      for (const auto part : {&Tensors::k_pre, &Tensors::k_post, &Tensors::v}) (layers[l].*part).insert((layers[l].*part).end(), (of_document[l].*part).begin(), (of_document[l].*part).end());
+      for (const auto part : {&Tensors::k_pre, &Tensors::k_post, &Tensors::v})
+        (layers[l].*part).insert((layers[l].*part).end(), (of_document[l].*part).begin(), (of_document[l].*part).end());
     }
   }
   for (const Tensors& t : layers) {

@@ -93,10 +93,12 @@ TEST(ExpectedAttention, ScoresArePermutedWithTheKeysAndWeighedByTheirValues) {
   for (std::size_t r = 0; r < 8; ++r)
     for (std::size_t c = 0; c < 8; ++c) symmetric[r * 8 + c] = 0.5 * (covariance[r * 8 + c] + covariance[c * 8 + r]);
   std::vector<float> k(keys.begin(), keys.end()), reversed;
-  for (std::size_t j = n; j-- > 0;) reversed.insert(reversed.end(), k.begin() + static_cast<std::ptrdiff_t>(8 * j), k.begin() + static_cast<std::ptrdiff_t>(8 * j + 8));
+  for (std::size_t j = n; j-- > 0;)
+    reversed.insert(reversed.end(), k.begin() + static_cast<std::ptrdiff_t>(8 * j), k.begin() + static_cast<std::ptrdiff_t>(8 * j + 8));
   const FutureQuery q1 = future_query(g, normals(8, 7), symmetric, future_distances(0)), q2 = future_query(g, normals(8, 8), symmetric, future_distances(0));
   const auto scores = [&](const std::vector<float>& x, std::vector<double> values) {
-    const std::vector<std::vector<double>> logits{expected_logits(q1, g, 300, x.data(), 8, static_cast<std::int64_t>(n)), expected_logits(q2, g, 300, x.data(), 8, static_cast<std::int64_t>(n))};
+    const std::vector<std::vector<double>> logits{expected_logits(q1, g, 300, x.data(), 8, static_cast<std::int64_t>(n)),
+                                                  expected_logits(q2, g, 300, x.data(), 8, static_cast<std::int64_t>(n))};
     return expected_attention(logits, values);
   };
   const std::vector<double> straight = scores(k, norm);
@@ -266,7 +268,8 @@ TEST(Tally, RatesAreRatiosOfSumsAndVerdictsFollow) {
   const auto set = [&](std::size_t score, std::size_t layer, int head, double hit) {
     for (std::size_t d = 0; d < 2; ++d) {
       SaliencyCell& c = tally.cell(0, score, layer, head, 0, d);
-      c.catchable = layer == 0 ? 30 : 10, c.caught = hit * c.catchable, c.prompt_caught = c.catchable, c.best_gain = c.gain = 1, c.chosen = 4, c.common = 2, c.rows = 100;
+      c.catchable = layer == 0 ? 30 : 10, c.caught = hit * c.catchable, c.prompt_caught = c.catchable, c.best_gain = c.gain = 1, c.chosen = 4, c.common = 2,
+      c.rows = 100;
     }
   };
   for (std::size_t s = 0; s < kTokenScores; ++s) set(s, 0, 0, 0.1), set(s, 1, 0, 0.1), set(s, 1, 1, 0.1);

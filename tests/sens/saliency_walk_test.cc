@@ -170,7 +170,8 @@ TEST(SaliencyWalk, EqualsADoubleReference) {
         for (std::int64_t i = (b + 1) * block - tiers.block_salient; i < (b + 1) * block; ++i) caught_recency += mass[static_cast<std::size_t>(i)];
         std::vector<std::int64_t> in_block;
         for (std::int64_t i = b * block; i < (b + 1) * block; ++i) in_block.push_back(i);
-        std::sort(in_block.begin(), in_block.end(), [&](std::int64_t x, std::int64_t y) { return past_at_exit[static_cast<std::size_t>(x)] > past_at_exit[static_cast<std::size_t>(y)]; });
+        std::sort(in_block.begin(), in_block.end(),
+                  [&](std::int64_t x, std::int64_t y) { return past_at_exit[static_cast<std::size_t>(x)] > past_at_exit[static_cast<std::size_t>(y)]; });
         for (std::int64_t i = 0; i < tiers.block_salient; ++i) caught_accumulated += mass[static_cast<std::size_t>(in_block[static_cast<std::size_t>(i)])];
       }
     }
@@ -242,11 +243,13 @@ TEST(SaliencyWalk, KeysBeforeRopeAreTurnedBackToTheirPositions) {
 
 TEST(SaliencyWalk, WhatCannotBeJudgedIsRefusedBeforeTheWalk) {
   OpenModel m(test::make_tiny_model("m-llama"));
-  test::expect_error([&] { check_saliency(options_of(), m.model.identity(), random_documents(2, 300, 256)); }, ErrorKind::kInfeasible, {"300 tokens", "exit block of 80"});
+  test::expect_error([&] { check_saliency(options_of(), m.model.identity(), random_documents(2, 300, 256)); }, ErrorKind::kInfeasible,
+                     {"300 tokens", "exit block of 80"});
   SaliencyOptions tiny_share = options_of();
   tiny_share.fractions = {0.001};
   test::expect_error([&] { saliency_tiers(tiny_share); }, ErrorKind::kUsage, {"--fraction", "0.001", "64 tokens"});
-  test::expect_error([&] { check_saliency(options_of("int4.token.g96"), m.model.identity(), random_documents(1, 400, 256)); }, ErrorKind::kUsage, {"int4.token.g96"});
+  test::expect_error([&] { check_saliency(options_of("int4.token.g96"), m.model.identity(), random_documents(1, 400, 256)); }, ErrorKind::kUsage,
+                     {"int4.token.g96"});
 }
 
 }  // namespace

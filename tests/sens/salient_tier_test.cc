@@ -112,7 +112,8 @@ at::Tensor naive_attention(const model::Block& block, const at::Tensor& x, const
           for (std::int64_t c = 0; c < d; ++c) a += static_cast<double>(f.a[static_cast<std::size_t>(query * d + c)]) * key[static_cast<std::size_t>(c)];
           for (int r = 0; r < f.rank; ++r) {
             double along = 0;
-            for (std::int64_t c = 0; c < d; ++c) along += static_cast<double>(f.m[static_cast<std::size_t>((query * d + c) * f.rank + r)]) * key[static_cast<std::size_t>(c)];
+            for (std::int64_t c = 0; c < d; ++c)
+              along += static_cast<double>(f.m[static_cast<std::size_t>((query * d + c) * f.rank + r)]) * key[static_cast<std::size_t>(c)];
             squares += along * along;
           }
           z.push_back(std::exp(a + 0.5 * squares)), sum += z.back();
@@ -126,7 +127,8 @@ at::Tensor naive_attention(const model::Block& block, const at::Tensor& x, const
         for (std::int64_t c = 0; c < d; ++c) norm2 += std::pow(value(v, first + static_cast<std::int64_t>(i), h, c), 2);
         score[i] *= std::sqrt(norm2);
       }
-      std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return score[static_cast<std::size_t>(a)] > score[static_cast<std::size_t>(b)]; });
+      std::stable_sort(order.begin(), order.end(),
+                       [&](std::int64_t a, std::int64_t b) { return score[static_cast<std::size_t>(a)] > score[static_cast<std::size_t>(b)]; });
       for (std::int64_t i = 0; i < n_salient; ++i) salient[static_cast<std::size_t>(h)][static_cast<std::size_t>(first + order[static_cast<std::size_t>(i)])] = true;
     }
   at::Tensor o = at::zeros({n, g.n_q_heads * d}, at::kDouble);
@@ -136,7 +138,9 @@ at::Tensor naive_attention(const model::Block& block, const at::Tensor& x, const
     for (std::int64_t query = 0; query < g.n_q_heads; ++query) {
       const std::int64_t h = query / group, first = g.sliding_window > 0 ? std::max<std::int64_t>(0, t - g.sliding_window + 1) : 0;
       const auto part = [&](const std::vector<Rows>& exact, const std::vector<Rows>& base, const std::vector<Rows>& best, std::int64_t j) {
-        const Rows& row = (j < kSinks || j >= end ? exact : salient[static_cast<std::size_t>(h)][static_cast<std::size_t>(j)] ? best : base)[static_cast<std::size_t>(j)];
+        const Rows& row = (j < kSinks || j >= end                                              ? exact
+                           : salient[static_cast<std::size_t>(h)][static_cast<std::size_t>(j)] ? best
+                                                                                               : base)[static_cast<std::size_t>(j)];
         return row.data() + h * d;
       };
       std::vector<double> weight;
@@ -206,7 +210,8 @@ TEST(SalientTier, DecodingEqualsTheForwardPass) {
         std::vector<text::TokenId> ids = prompts[d].ids;
         ids.insert(ids.end(), replies[d].begin(), replies[d].end());
         at::Tensor x = m.model.load_embedding()->lookup(ids);
-        for (std::int64_t l = 0; l < m.model.n_layers(); ++l) x = run_block(*m.model.load_block(l), x, &contender.layers[static_cast<std::size_t>(l)], kQueryTile, pool);
+        for (std::int64_t l = 0; l < m.model.n_layers(); ++l)
+          x = run_block(*m.model.load_block(l), x, &contender.layers[static_cast<std::size_t>(l)], kQueryTile, pool);
         const at::Tensor top = at::argmax(m.model.load_head()->logits(x), -1);
         for (std::int64_t t = 0; t < 40; ++t) EXPECT_EQ(replies[d][static_cast<std::size_t>(t)], top[69 + t].item<std::int64_t>()) << d << ' ' << t;
       }
@@ -240,7 +245,8 @@ TEST(SalientTier, EvaluateTakesThePresetAndItLiesBetweenItsTiers) {
   test::expect_error([&] { uniform_contender("tiered4", model, {}, no_params()); }, ErrorKind::kUsage, {"tiered4", "--stats"});
   EvaluateOptions packed;
   packed.packed = true;
-  test::expect_error([&] { evaluate(m.model, random_documents(1, 100, 256), {contenders[0]}, packed, pool, &r); }, ErrorKind::kUnsupported, {"salient tier", "--backend fake"});
+  test::expect_error([&] { evaluate(m.model, random_documents(1, 100, 256), {contenders[0]}, packed, pool, &r); }, ErrorKind::kUnsupported,
+                     {"salient tier", "--backend fake"});
 }
 
 struct TierGrid {
@@ -268,7 +274,8 @@ SensResult scores_of(const model::StreamingModel& model, const std::vector<text:
 TEST(SalientTier, SweepScoresTheTierOfTheUnitAlone) {
   OpenModel m(test::make_tiny_model("m-llama"));
   const auto documents = random_documents(1, 200, 256);
-  const SensResult r = scores_of(m.model, documents, {{"int2.token.g", "int2.channel.g32.pre", "int2.channel.g32"}, {"int2.token.g"}}, {"attn_kl", "attn_out", "fisher_vec"}, {0, 16});
+  const SensResult r = scores_of(m.model, documents, {{"int2.token.g", "int2.channel.g32.pre", "int2.channel.g32"}, {"int2.token.g"}},
+                                 {"attn_kl", "attn_out", "fisher_vec"}, {0, 16});
   ASSERT_EQ(r.windows, (std::vector<std::int64_t>{0, 0, 16, 16}));
   ASSERT_EQ(r.salient_fractions, (std::vector<double>{0, 0.2, 0, 0.2}));
   const c10::NoGradGuard no_grad;
@@ -288,7 +295,8 @@ TEST(SalientTier, SweepScoresTheTierOfTheUnitAlone) {
       for (std::int64_t t = kSinks; t < n; ++t)
         for (std::int64_t query = 0; query < g.n_q_heads; ++query) {
           const std::int64_t end = kvrt::coded_end(change.tiers, t + 1), h = query / group;
-          const at::Tensor read = at::cat({cache.k_coded.slice(0, 0, std::min(end, t + 1)), cache.k_exact.slice(0, std::min(end, t + 1), t + 1)}).select(1, h).to(at::kDouble);
+          const at::Tensor read =
+              at::cat({cache.k_coded.slice(0, 0, std::min(end, t + 1)), cache.k_exact.slice(0, std::min(end, t + 1), t + 1)}).select(1, h).to(at::kDouble);
           const at::Tensor row = q[t][query].to(at::kDouble) * g.softmax_scale;
           const at::Tensor log_p = at::log_softmax(at::mv(k.slice(0, 0, t + 1).select(1, h).to(at::kDouble), row), 0), log_q = at::log_softmax(at::mv(read, row), 0);
           sum += (log_p.exp() * (log_p - log_q)).sum().item<double>();
@@ -297,7 +305,8 @@ TEST(SalientTier, SweepScoresTheTierOfTheUnitAlone) {
       EXPECT_NEAR(test_fixture::score(r, "attn_kl", g.index, Side::kK, scheme, w), want, 1e-4 * want) << scheme << " class " << w;
     }
   // In nats as elsewhere: a tier takes loss away, on both sides, and a class without one scores as it does alone.
-  const SensResult plain = scores_of(m.model, documents, {{"int2.token.g", "int2.channel.g32.pre", "int2.channel.g32"}, {"int2.token.g"}, {0}}, {"attn_kl", "attn_out", "fisher_vec"}, {0, 16});
+  const SensResult plain = scores_of(m.model, documents, {{"int2.token.g", "int2.channel.g32.pre", "int2.channel.g32"}, {"int2.token.g"}, {0}},
+                                     {"attn_kl", "attn_out", "fisher_vec"}, {0, 16});
   for (int l = 0; l < m.model.n_layers(); ++l)
     for (const char* metric : {"attn_out", "fisher_vec"})
       for (const Side side : {Side::kK, Side::kV}) {

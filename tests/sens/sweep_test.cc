@@ -116,7 +116,8 @@ TEST(Sweep, TheBetterOfTwoCodebooksIsKept) {
 TEST(MeasureIsolated, IsLogitKlOfTheCellsThatAreAskedFor) {
   OpenModel m(test::make_tiny_model("m-llama"));
   const auto documents = random_documents(3, 80, 256);
-  SensResult r = sweep(m.model, documents, {{"int4.token.g8", "int2.token.g", "int4.channel.g32"}, {"int4.token.g8", "int2.token.g"}, {}}, options_of({"logit_kl"}, {0, 16}));
+  SensResult r = sweep(m.model, documents, {{"int4.token.g8", "int2.token.g", "int4.channel.g32"}, {"int4.token.g8", "int2.token.g"}, {}},
+                       options_of({"logit_kl"}, {0, 16}));
   const ScoreTable truth = r.scores.at("logit_kl");
   std::vector<std::uint8_t> cells(truth.mean.size(), 0);
   std::size_t n = 0;
@@ -141,7 +142,8 @@ TEST(MeasureIsolated, IsLogitKlOfTheCellsThatAreAskedFor) {
 
   // Constants come from the grid alone.
   r.schemes[1] = "nuq2.token.g";
-  test::expect_error([&] { measure_isolated(m.model, documents, r, cells, std::int64_t{1} << 30, pool); }, ErrorKind::kMismatch, {"layer 0", "nuq2.token.g", "run kvsens again"});
+  test::expect_error([&] { measure_isolated(m.model, documents, r, cells, std::int64_t{1} << 30, pool); }, ErrorKind::kMismatch,
+                     {"layer 0", "nuq2.token.g", "run kvsens again"});
 }
 
 // SN-05: errors past the border of a sliding window are like those before it, in layers with and without one.

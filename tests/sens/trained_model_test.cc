@@ -54,8 +54,9 @@ TEST_F(Trained, ScoresFallWithBitsAndChannelKeysWin) {
   }
   // The whole chain against the numbers it gave before: sums over layers, 5 %.
   struct Row { const char* metric; Side side; const char* scheme; double sum; };
-  for (const Row& row : {Row{"attn_kl", Side::kK, "int4.token.g", 2.4801}, Row{"attn_kl", Side::kK, "int4.channel.g32.pre", 2.4248e-2}, Row{"attn_out", Side::kK, "int4.token.g", 1.3375},
-                         Row{"attn_out", Side::kV, "int4.token.g", 8.6663e-3}, Row{"attn_out", Side::kV, "int2.token.g", 0.21827}, Row{"fisher_vec", Side::kK, "int4.channel.g32.pre", 1.6034e-3},
+  for (const Row& row : {Row{"attn_kl", Side::kK, "int4.token.g", 2.4801}, Row{"attn_kl", Side::kK, "int4.channel.g32.pre", 2.4248e-2},
+                         Row{"attn_out", Side::kK, "int4.token.g", 1.3375}, Row{"attn_out", Side::kV, "int4.token.g", 8.6663e-3},
+                         Row{"attn_out", Side::kV, "int2.token.g", 0.21827}, Row{"fisher_vec", Side::kK, "int4.channel.g32.pre", 1.6034e-3},
                          Row{"fisher_vec", Side::kV, "int4.token.g", 9.3344e-4}}) {
     double sum = 0;
     for (int l = 0; l < model()->model.n_layers(); ++l) sum += score(r, row.metric, l, row.side, row.scheme);
@@ -71,14 +72,16 @@ TEST_F(Trained, FisherEstimatesIsolatedLogitKl) {
   options.windows = {16};
   options.metrics = {"fisher_vec", "logit_kl"};
   options.n_draws = 8;
-  const SensResult r = sweep(model()->model, documents(), {{"int8.token.g", "int4.channel.g32", "int4.channel.g32.pre"}, {"int8.token.g", "int4.token.g", "int3.token.g"}, {}}, options);
+  const SensResult r = sweep(model()->model, documents(),
+                             {{"int8.token.g", "int4.channel.g32", "int4.channel.g32.pre"}, {"int8.token.g", "int4.token.g", "int3.token.g"}, {}}, options);
   std::map<std::string, std::pair<double, double>> sums;
   for (std::size_t u = 0; u < r.units.size(); ++u)
     for (std::size_t s = 0; s < r.schemes.size(); ++s) {
       if (r.valid[u * r.schemes.size() + s] == 0) continue;
       const std::size_t i = r.index(u, s, 0);
       const double estimate = r.scores.at("fisher_vec").mean[i], truth = r.scores.at("logit_kl").mean[i];
-      EXPECT_LT(std::fabs(std::log(estimate / truth)), std::log(2.0)) << r.units[u].layer << side_name(r.units[u].side) << " " << r.schemes[s] << " " << estimate << " " << truth;
+      EXPECT_LT(std::fabs(std::log(estimate / truth)), std::log(2.0))
+          << r.units[u].layer << side_name(r.units[u].side) << " " << r.schemes[s] << " " << estimate << " " << truth;
       auto& sum = sums[r.schemes[s] + side_name(r.units[u].side)];
       sum.first += estimate;
       sum.second += truth;

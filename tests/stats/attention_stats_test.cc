@@ -96,7 +96,8 @@ Sample make_sample(std::vector<std::int64_t> rows, std::int64_t n_tokens, int n_
       const std::int64_t n_vis = window > 0 ? std::min(window, out.rows.rows[r] + 1) : out.rows.rows[r] + 1;
       const std::vector<float> row = softmax_row(static_cast<std::size_t>(n_vis), seed + 1000 * static_cast<std::uint64_t>(h) + r, 2);
       std::copy(row.begin(), row.end(),
-                out.p.begin() + static_cast<std::ptrdiff_t>((static_cast<std::size_t>(h) * n_rows + r) * static_cast<std::size_t>(n_tokens)) + out.rows.rows[r] + 1 - n_vis);
+                out.p.begin() + static_cast<std::ptrdiff_t>((static_cast<std::size_t>(h) * n_rows + r) * static_cast<std::size_t>(n_tokens)) +
+                    out.rows.rows[r] + 1 - n_vis);
     }
   out.rows.p = out.p.data();
   return out;
@@ -146,7 +147,8 @@ TEST(AttentionStats, MergeEqualsOnePassAlsoWithFewerBuckets) {
   const auto keep = [](Sample& s, std::size_t from, std::size_t to) {
     std::vector<float> p;
     const std::size_t n_rows = s.rows.rows.size(), n = static_cast<std::size_t>(s.n_tokens);
-    for (std::size_t h = 0; h < 2; ++h) p.insert(p.end(), s.p.begin() + static_cast<std::ptrdiff_t>((h * n_rows + from) * n), s.p.begin() + static_cast<std::ptrdiff_t>((h * n_rows + to) * n));
+    for (std::size_t h = 0; h < 2; ++h)
+      p.insert(p.end(), s.p.begin() + static_cast<std::ptrdiff_t>((h * n_rows + from) * n), s.p.begin() + static_cast<std::ptrdiff_t>((h * n_rows + to) * n));
     s.p = std::move(p);
     s.rows.rows = {s.rows.rows.begin() + static_cast<std::ptrdiff_t>(from), s.rows.rows.begin() + static_cast<std::ptrdiff_t>(to)};
     s.rows.row_weight = {s.rows.row_weight.begin() + static_cast<std::ptrdiff_t>(from), s.rows.row_weight.begin() + static_cast<std::ptrdiff_t>(to)};

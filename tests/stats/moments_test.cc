@@ -92,7 +92,9 @@ TEST(Moments, MergeEqualsOnePass) {
 
 TEST(Moments, MergingIsAssociativeAndIndependentOfOrder) {
   const std::vector<double> x = normals(999, 2);
-  const auto part = [&](std::size_t i) { return one_by_one({x.begin() + static_cast<std::ptrdiff_t>(333 * i), x.begin() + static_cast<std::ptrdiff_t>(333 * (i + 1))}); };
+  const auto part = [&](std::size_t i) {
+    return one_by_one({x.begin() + static_cast<std::ptrdiff_t>(333 * i), x.begin() + static_cast<std::ptrdiff_t>(333 * (i + 1))});
+  };
   Moments left = part(0);
   left.merge(part(1));
   left.merge(part(2));

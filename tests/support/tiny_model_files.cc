@@ -238,7 +238,8 @@ std::vector<std::string> write_gguf(const TinyModel& m, const std::string& path,
     std::vector<float> values = turn ? adjacent_pairs(t, m.head_dim) : t.values;
     if (m.gemma() && t.name.ends_with("norm.weight"))
       for (float& w : values) w += 1.0f;
-    put(parts[static_cast<std::size_t>(shard_of(m, t.name, options.n_splits))], gguf_name(t.name, m.gemma()), t.shape, values, options.f16_weights && t.shape.size() > 1);
+    put(parts[static_cast<std::size_t>(shard_of(m, t.name, options.n_splits))], gguf_name(t.name, m.gemma()), t.shape, values,
+        options.f16_weights && t.shape.size() > 1);
   }
   for (const TinyTensor& t : options.extra) put(parts.back(), t.name, t.shape, t.values, false);
 

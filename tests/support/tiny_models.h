@@ -77,8 +77,8 @@ struct GgufOptions {
   std::vector<std::string> omit;     ///< GGUF names left out
 };
 /// llama and mistral: architecture "llama" with rows of q and k permuted inside each head from half-split to adjacent pairs.
-/// mistral states llama.attention.sliding_window. gemma3_text: architecture "gemma3", norm weights plus 1. tok-byte becomes tokenizer model "gpt2", tok-ids model "llama" (one
-/// character a piece, equal scores, no space prefix, no automatic BOS). Returns the paths written.
+/// mistral states llama.attention.sliding_window. gemma3_text: architecture "gemma3", norm weights plus 1. tok-byte becomes tokenizer model "gpt2", tok-ids
+/// model "llama" (one character a piece, equal scores, no space prefix, no automatic BOS). Returns the paths written.
 std::vector<std::string> write_gguf(const TinyModel& model, const std::string& path, const GgufOptions& options = {});
 /// blk.0.attn_q.weight for model.layers.0.self_attn.q_proj.weight, …; post_attention_layernorm is another norm in gemma3_text.
 std::string gguf_name(const std::string& hf_name, bool gemma = false);

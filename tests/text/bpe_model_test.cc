@@ -62,7 +62,8 @@ std::vector<std::string> join_naively(std::vector<std::string> parts, const std:
   while (true) {
     int best = -1, best_rank = 0;
     for (std::size_t i = 0; i + 1 < parts.size(); ++i)
-      if (const auto it = ranks.find({parts[i], parts[i + 1]}); it != ranks.end() && (best < 0 || it->second < best_rank)) best = static_cast<int>(i), best_rank = it->second;
+      if (const auto it = ranks.find({parts[i], parts[i + 1]}); it != ranks.end() && (best < 0 || it->second < best_rank))
+        best = static_cast<int>(i), best_rank = it->second;
     if (best < 0) return parts;
     parts[static_cast<std::size_t>(best)] += parts[static_cast<std::size_t>(best) + 1];
     parts.erase(parts.begin() + best + 1);

@@ -15,7 +15,8 @@ class CorpusTest : public testing::Test {
     write_file(folder_.file(name), bytes);
     return folder_.file(name);
   }
-  Corpus load_files(const std::vector<std::string>& data, const Tokenizer& tokenizer, std::int64_t seq_len = 512, std::int64_t num = 0, const std::string& chat = "") {
+  Corpus load_files(const std::vector<std::string>& data, const Tokenizer& tokenizer, std::int64_t seq_len = 512, std::int64_t num = 0,
+                    const std::string& chat = "") {
     CorpusRequest r;
     r.data = data;
     r.seq_len = seq_len;
@@ -95,7 +96,9 @@ TEST_F(CorpusTest, RequestsThatCannotBeMet) {  // TX-04
 
 TEST_F(CorpusTest, RowShapesEqualTheirText) {  // TX-05
   const auto t = tok_byte();
-  const auto ids_of = [&](const std::string& row, const std::string& chat = "") { return load_files({file("r.jsonl", row + "\n")}, *t, 512, 0, chat).documents.at(0).ids; };
+  const auto ids_of = [&](const std::string& row, const std::string& chat = "") {
+    return load_files({file("r.jsonl", row + "\n")}, *t, 512, 0, chat).documents.at(0).ids;
+  };
   EXPECT_EQ(ids_of(R"({"text":"abc"})"), bytes("abc"));
   EXPECT_EQ(ids_of(R"({"content":"abc"})"), bytes("abc"));
   EXPECT_EQ(ids_of(R"({"prompt":"ab","completion":"c"})"), bytes("abc"));
@@ -217,7 +220,8 @@ TEST_F(CorpusTest, BosOfALlama3Tokenizer) {  // TK-08
 TEST_F(CorpusTest, BadRowsAreFoundBeforeAnythingElse) {  // TX-09
   std::string rows;
   for (int i = 1; i <= 6000; ++i) rows += i == 5000 ? "{\"foo\":1}\n" : i == 5001 ? "nonsense\n" : i == 5002 ? "{\"text\":\"cut\n" : "{\"text\":\"row\"}\n";
-  EXPECT_THAT(fails(ErrorKind::kFormat, {file("r.jsonl", rows)}), testing::AllOf(HasSubstr("r.jsonl"), HasSubstr("line 5000"), HasSubstr("line 5001"), HasSubstr("line 5002")));
+  EXPECT_THAT(fails(ErrorKind::kFormat, {file("r.jsonl", rows)}),
+              testing::AllOf(HasSubstr("r.jsonl"), HasSubstr("line 5000"), HasSubstr("line 5001"), HasSubstr("line 5002")));
 }
 
 TEST_F(CorpusTest, IdFiles) {

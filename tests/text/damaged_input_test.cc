@@ -52,7 +52,9 @@ bool ends_orderly(const std::function<void()>& body, const std::string& bytes) {
 
 TEST(DamagedInput, TokenizerFiles) {
   Json t = bpe_json({"a", "b", "ab", "Ġ", "<0x41>", "é", "<s>"}, {"a b"});
-  t["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Prepend"}, {"prepend", "a"}}, {{"type", "Replace"}, {"pattern", {{"Regex", "b+"}}}, {"content", "b"}}}}};
+  t["normalizer"] = {
+      {"type", "Sequence"},
+      {"normalizers", {{{"type", "NFC"}}, {{"type", "Prepend"}, {"prepend", "a"}}, {{"type", "Replace"}, {"pattern", {{"Regex", "b+"}}}, {"content", "b"}}}}};
   t["pre_tokenizer"] = {{"type", "Sequence"},
                         {"pretokenizers",
                          {{{"type", "Split"}, {"pattern", {{"Regex", R"([^\s\p{L}]?\p{L}+|\s+(?!\S)|(?i:'s))"}}}, {"behavior", "MergedWithNext"}, {"invert", true}},
@@ -62,7 +64,8 @@ TEST(DamagedInput, TokenizerFiles) {
   t["post_processor"] = {{"type", "TemplateProcessing"},
                          {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
                          {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {6}}}}}}};
-  t["added_tokens"] = {{{"id", 6}, {"content", "<s>"}, {"special", true}, {"lstrip", true}}, {{"id", 9}, {"content", "bb"}, {"normalized", true}, {"single_word", true}}};
+  t["added_tokens"] = {{{"id", 6}, {"content", "<s>"}, {"special", true}, {"lstrip", true}},
+                       {{"id", 9}, {"content", "bb"}, {"normalized", true}, {"single_word", true}}};
   t["model"]["unk_token"] = "<s>";
   t["model"]["fuse_unk"] = true;
   t["model"]["byte_fallback"] = true;

@@ -25,8 +25,8 @@ TEST(DataOption, ColonsOfPathsStayInPaths) {
 }
 
 TEST(DataOption, ValuesOutOfRangeAreUsageErrors) {
-  for (const char* value : {"a:share=0", "a:share=1.5", "a:share=x", "a:share=nan", "a:num=0", "a:num=-1", "a:num=1.5", "a:num=", "a:skip=-1", "a:num=99999999999999999999",
-                            "a:num=1,num=2", "a:share=0.5,num=2", ":num=1"})
+  for (const char* value : {"a:share=0", "a:share=1.5", "a:share=x", "a:share=nan", "a:num=0", "a:num=-1", "a:num=1.5", "a:num=", "a:skip=-1",
+                            "a:num=99999999999999999999", "a:num=1,num=2", "a:share=0.5,num=2", ":num=1"})
     EXPECT_THAT(error_text(ErrorKind::kUsage, [&] { parse_data_option(value); }), testing::HasSubstr(value));
 }
 

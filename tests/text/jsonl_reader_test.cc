@@ -24,7 +24,8 @@ TEST(JsonlReader, KnownShapes) {  // TX-05
   EXPECT_EQ(one(R"({"instruction":"Add","input":"1 2","output":"3"})").text, "Add\n\n1 2\n\n3");
   EXPECT_EQ(one(R"({"instruction":"Add","input":"","output":"3"})").text, "Add\n\n3");
   EXPECT_EQ(one(R"({"instruction":"Add","output":"3"})").text, "Add\n\n3");
-  const DataRow chat = one(R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"u"},{"type":"text","text":"v"}]}],"id":"7"})");
+  const DataRow chat =
+      one(R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"u"},{"type":"text","text":"v"}]}],"id":"7"})");
   ASSERT_EQ(chat.messages.size(), 2u);
   EXPECT_EQ(chat.messages[0].role, "system");
   EXPECT_EQ(chat.messages[1].content, "uv");

@@ -28,7 +28,8 @@ std::size_t count_replacements(const std::string& text) {
 }
 
 TEST(SourceText, DamagedBytes) {  // TX-01
-  const std::pair<std::string, std::size_t> cases[] = {{"\xE6\xAD", 1}, {"\x80", 1}, {"\xC0\x80", 2}, {"\xED\xA0\x80", 3}, {"\xF8\x88\x80\x80\x80", 5}, {"\xF4\x90\x80\x80", 4}};
+  const std::pair<std::string, std::size_t> cases[] = {{"\xE6\xAD", 1},        {"\x80", 1}, {"\xC0\x80", 2}, {"\xED\xA0\x80", 3}, {"\xF8\x88\x80\x80\x80", 5},
+                                                       {"\xF4\x90\x80\x80", 4}};
   for (const auto& [bytes, n] : cases) {
     const std::string original = "ab" + bytes + "cd";
     const Read r = read(original);

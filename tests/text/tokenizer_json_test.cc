@@ -105,9 +105,11 @@ TEST(TokenizerJson, OlderLayouts) {  // TK-11
   EXPECT_THAT(error_text(ErrorKind::kNotFound, [&] { load_tokenizer_json(folder.path()); }), HasSubstr("tokenizer.json"));
   write_file(folder.file("vocab.json"), "{}");
   write_file(folder.file("merges.txt"), "");
-  EXPECT_THAT(error_text(ErrorKind::kUnsupported, [&] { load_tokenizer_json(folder.path()); }), testing::AllOf(HasSubstr("vocab.json, merges.txt"), HasSubstr("tokenizer.json")));
+  EXPECT_THAT(error_text(ErrorKind::kUnsupported, [&] { load_tokenizer_json(folder.path()); }),
+              testing::AllOf(HasSubstr("vocab.json, merges.txt"), HasSubstr("tokenizer.json")));
   write_file(folder.file("tokenizer.model"), "\x0a");
-  EXPECT_THAT(error_text(ErrorKind::kUnsupported, [&] { load_tokenizer_json(folder.path()); }), testing::AllOf(HasSubstr("tokenizer.model"), HasSubstr("tokenizer.json")));
+  EXPECT_THAT(error_text(ErrorKind::kUnsupported, [&] { load_tokenizer_json(folder.path()); }),
+              testing::AllOf(HasSubstr("tokenizer.model"), HasSubstr("tokenizer.json")));
 }
 
 TEST(TokenizerJson, FormsOfMerges) {  // TK-01

@@ -82,7 +82,11 @@ TEST(Windows, NumAndShare) {
   EXPECT_EQ(counts({text_of(1000, 10, "f:share=0.5"), rows_of(100, 5, "g.jsonl:share=0.5")}, {10, 30, 128, false}), (std::vector<std::size_t>{10, 20}));
   // A free number shrinks until the scarce file can keep its share.
   EXPECT_EQ(counts({text_of(50, 10, "f:share=0.5"), text_of(1000, 10, "g:share=0.5")}, {10, 0, 60, false}), (std::vector<std::size_t>{5, 5}));
-  EXPECT_THAT(error_text(ErrorKind::kUsage, [] { choose_windows({text_of(100, 10, "f:share=0.7"), text_of(100, 10, "g:share=0.7")}, {10, 4, 128, false}); }), HasSubstr("1.4"));
+  EXPECT_THAT(error_text(ErrorKind::kUsage,
+                         [] {
+                           choose_windows({text_of(100, 10, "f:share=0.7"), text_of(100, 10, "g:share=0.7")}, {10, 4, 128, false});
+                         }),
+              HasSubstr("1.4"));
   EXPECT_THAT(error_text(ErrorKind::kUsage, [] { choose_windows({text_of(100, 10, "f:share=1"), text_of(100, 10)}, {10, 4, 128, false}); }), HasSubstr("nothing"));
   EXPECT_THAT(error_text(ErrorKind::kUsage, [] { choose_windows({text_of(100, 10, "f:num=5")}, {10, 4, 128, false}); }), HasSubstr("num="));
 }

@@ -150,7 +150,8 @@ TEST_F(DamagedHeaders, HostileSizesCostNothing) {
   const auto u64 = [](std::uint64_t v) { return std::string(reinterpret_cast<const char*>(&v), 8); };
   const auto st = [&](const std::string& bytes) { costs_little(folder_.file("x"), bytes, [](const MappedFile& f) { parse_safetensors(f); }); };
   const auto gg = [&](const std::string& bytes) { costs_little(folder_.file("x"), bytes, [](const MappedFile& f) { parse_gguf(f); }); };
-  for (std::uint64_t length : {std::uint64_t{0}, std::uint64_t{99'999'999}, std::uint64_t{100'000'001}, std::uint64_t{1} << 40, std::numeric_limits<std::uint64_t>::max()})
+  for (std::uint64_t length :
+       {std::uint64_t{0}, std::uint64_t{99'999'999}, std::uint64_t{100'000'001}, std::uint64_t{1} << 40, std::numeric_limits<std::uint64_t>::max()})
     st(test::safetensors_raw(length, "{}", ""));
   st(test::safetensors_raw("{\"a\":" + std::string(100'000, '['), ""));
   st(test::safetensors_raw(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", ""));

@@ -302,7 +302,8 @@ TEST_F(Gguf, RealFiles) {
 }
 
 TEST_F(Gguf, Gg13VocabularyOnlyIsLegalForTheParser) {
-  for (const auto& [file, n] : {std::pair{"vocab/ggml-vocab-llama-spm.gguf", 32000u}, {"vocab/ggml-vocab-gpt-2.gguf", 50257u}, {"vocab/ggml-vocab-phi-3.gguf", 32064u}}) {
+  for (const auto& [file, n] :
+       {std::pair{"vocab/ggml-vocab-llama-spm.gguf", 32000u}, {"vocab/ggml-vocab-gpt-2.gguf", 50257u}, {"vocab/ggml-vocab-phi-3.gguf", 32064u}}) {
     CALIB_SHARED_FILE(path, file);
     const GgufFile f = parse_gguf(MappedFile(path));
     EXPECT_TRUE(f.tensors.empty());

@@ -131,7 +131,8 @@ TEST_F(Safetensors, St06OneReadingOnly) {
   refused(test::safetensors_raw(R"({"a":{"dtype":"U8","shape":[4],"shape":[4],"data_offsets":[0,4]}})", "1234"), {"\"shape\"", "twice"});
   refused(test::safetensors_raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", "123456"),
           {"a and b overlap"});
-  refused(test::safetensors_raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[68,72]}})", std::string(72, 'x')),
+  refused(test::safetensors_raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[68,72]}})",
+                                std::string(72, 'x')),
           {"bytes 4 to 68", "between a and b"});
   refused(test::safetensors_raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", "12345678"), {"bytes 0 to 4"});
   refused(test::safetensors_raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", "1234567"), {"3 bytes after the last tensor"});

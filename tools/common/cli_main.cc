@@ -109,6 +109,15 @@ std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& e) 
   return subject + ": its value is not valid";
 }
 
+/// OpenMP's threads spin between libtorch's parallel regions; where other programs want the same cores, the threads that still have work
+/// then wait for those that only spin, a time slice at every region. The runtime reads its policy while it is loaded, so the program starts
+/// itself once more with another one. A policy of the user's stands; where the start fails all goes on as it was.
+void wait_without_spinning(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  ::setenv("OMP_WAIT_POLICY", "passive", 1);
+  ::execv("/proc/self/exe", argv);
+}
+
 /// Throws kIo if anything written to standard output is lost.
 void flush_stdout() {
   std::cout.flush();
@@ -118,7 +127,8 @@ void flush_stdout() {
 /// Options of the program itself that a sub-command would ignore.
 class UnusedOptions {
  public:
-  UnusedOptions(const CLI::App& app, std::string program, std::string main_command) : app_(app), program_(std::move(program)), main_command_(std::move(main_command)) {
+  UnusedOptions(const CLI::App& app, std::string program, std::string main_command)
+      : app_(app), program_(std::move(program)), main_command_(std::move(main_command)) {
     for (const CLI::Option* option : app.get_options(nullptr))
       if (option != app.get_help_ptr() && option != app.get_version_ptr()) own_.push_back(option);
   }
@@ -131,7 +141,8 @@ class UnusedOptions {
     for (const CLI::Option* option : own_) {
       if (option->count() == 0) continue;
       const std::string name = option->get_name();
-      if (used[0]->get_option_no_throw(name)) fail(ErrorKind::kUsage, name, "stands before {}; write it behind, where it applies to {}", used[0]->get_name(), command);
+      if (used[0]->get_option_no_throw(name))
+        fail(ErrorKind::kUsage, name, "stands before {}; write it behind, where it applies to {}", used[0]->get_name(), command);
       fail(ErrorKind::kUsage, name, "is not an option of {}; see {} --help", command, command);
     }
   }
@@ -191,7 +202,8 @@ int run_program(int argc, char** argv, const Program& program) {
   } catch (const CLI::FileError&) {
     fail(ErrorKind::kNotFound, "--config " + config_path(argc, argv), "the file cannot be read");
   } catch (const CLI::ConfigError&) {
-    fail(ErrorKind::kUsage, "--config " + config_path(argc, argv), "names an option that {0} does not have, or is not TOML; {0} --print-config shows the names", program.name);
+    fail(ErrorKind::kUsage, "--config " + config_path(argc, argv), "names an option that {0} does not have, or is not TOML; {0} --print-config shows the names",
+         program.name);
   } catch (const CLI::ParseError& e) {
     fail(ErrorKind::kUsage, program.name, "{}; see {} --help", describe_parse_error(app, e), program.name);
   }
@@ -209,6 +221,7 @@ int run_program(int argc, char** argv, const Program& program) {
   }
   call.threads = static_cast<int>(threads);
   call.verbosity = quiet ? -1 : verbose ? 1 : 0;
+  if (program.computes && call.n_threads() > 1) wait_without_spinning(argv);
   const int status = program.run(call);
   flush_stdout();
   return status;

@@ -28,6 +28,7 @@ struct Program {
   std::string main_command = {};               ///< the sub-command that takes the program's own options; others refuse them
   std::function<void(CLI::App&)> declare;      ///< adds options and sub-commands
   std::function<int(const Invocation&)> run;   ///< after a successful parse; returns 0 or 1 (gate failed)
+  bool computes = false;                       ///< by libtorch's worker threads
 };
 
 /// Exit codes: that of run(), those of exit_code(ErrorKind), 2 for every command-line error, 130 after SIGINT (143 SIGTERM)

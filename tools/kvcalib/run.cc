@@ -88,9 +88,10 @@ class Run {
  private:
   void say_what_runs() {
     const auto& m = header_.model;
-    progress_.say(fmt::format("{}: {}, {}, {} query and {} of {}; {}, {}; {} on {}, {}", m.name,
-                              m.architecture, counted(m.n_layers, "layer"), m.layers[0].n_q_heads, counted(m.layers[0].n_kv_heads, "KV head"), m.layers[0].head_dim,
-                              counted(header_.data.n_documents, "document"), counted(header_.data.n_tokens, "token"), model_->dtype(), model_->device(), counted(call_.n_threads(), "thread")));
+    progress_.say(fmt::format("{}: {}, {}, {} query and {} of {}; {}, {}; {} on {}, {}", m.name, m.architecture, counted(m.n_layers, "layer"),
+                              m.layers[0].n_q_heads, counted(m.layers[0].n_kv_heads, "KV head"), m.layers[0].head_dim,
+                              counted(header_.data.n_documents, "document"), counted(header_.data.n_tokens, "token"), model_->dtype(), model_->device(),
+                              counted(call_.n_threads(), "thread")));
     if (!model_->has_head()) log_.warning("the model has no head (lm_head.weight): statistics are complete, the reference NLL is absent");
   }
 
@@ -146,10 +147,11 @@ class Run {
     for (const auto& t : massive)
       if (t.token >= options_.n_sinks && ++n == 1) first = &t;
     if (first)
-      log_.warning(fmt::format("{} past the {}, the first in layer {}, document {}, token {} (channel {}, {:.1f} "
-                               "or {:.0f} times the median): they are quantised like other tokens; --sinks {} would keep it exact",
-                               counted(n, "massive activation"), counted(options_.n_sinks, "sink"), first->layer, first->document, first->token, first->channel, first->value, first->ratio,
-                               first->token + 1));
+      log_.warning(
+          fmt::format("{} past the {}, the first in layer {}, document {}, token {} (channel {}, {:.1f} "
+                      "or {:.0f} times the median): they are quantised like other tokens; --sinks {} would keep it exact",
+                      counted(n, "massive activation"), counted(options_.n_sinks, "sink"), first->layer, first->document, first->token, first->channel,
+                      first->value, first->ratio, first->token + 1));
   }
 
   void print_result(const model::ReferenceNll& nll, double statistics_seconds) {
@@ -170,8 +172,8 @@ class Run {
     }
     if (wrote) fmt::print("{}\n", to_valid_utf8(options_.output));
     fmt::print("{}, {} in {} ({:.0f} tokens/s, statistics {:.0f} %), peak memory {}\n", counted(header_.data.n_documents, "document"),
-               counted(header_.data.n_tokens, "token"), format_duration(walk_seconds_), tokens_per_second, 100.0 * statistics_seconds / std::max(walk_seconds_, 1e-9),
-               format_bytes(static_cast<double>(peak_memory_bytes())));
+               counted(header_.data.n_tokens, "token"), format_duration(walk_seconds_), tokens_per_second,
+               100.0 * statistics_seconds / std::max(walk_seconds_, 1e-9), format_bytes(static_cast<double>(peak_memory_bytes())));
     if (count > 0)
       fmt::print("reference NLL {:.5f} nats, perplexity {:.4f}\n", sum / static_cast<double>(count), std::exp(sum / static_cast<double>(count)));
     else

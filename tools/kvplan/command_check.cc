@@ -39,9 +39,10 @@ int run_check(const KvplanOptions& options, const Invocation& call, Progress& pr
   if (call.json) {
     fmt::print("{}", io::json_text({{"plan", options.plan}, {"ok", problems.empty()}, {"problems", problems}, {"runtime_gaps", gaps}}, "standard output"));
   } else if (problems.empty()) {
-    fmt::print("{}: ok, {}, {} bytes, {:.3f} effective bits{}{}\n", options.plan, counted(plan.layers.size(), "layer"), plan.summary.bytes, plan.summary.effective_bits,
-               options.stats.empty() ? "" : ", statistics are of the same model", options.model.empty() ? "" : ", model matches");
-    if (!gaps.empty()) fmt::print("the runtime of this build does not run it: {}{}\n", gaps.front(), gaps.size() > 1 ? fmt::format(", and {} more", gaps.size() - 1) : "");
+    fmt::print("{}: ok, {}, {} bytes, {:.3f} effective bits{}{}\n", options.plan, counted(plan.layers.size(), "layer"), plan.summary.bytes,
+               plan.summary.effective_bits, options.stats.empty() ? "" : ", statistics are of the same model", options.model.empty() ? "" : ", model matches");
+    if (!gaps.empty())
+      fmt::print("the runtime of this build does not run it: {}{}\n", gaps.front(), gaps.size() > 1 ? fmt::format(", and {} more", gaps.size() - 1) : "");
   } else {
     fmt::print("{}: {}\n", options.plan, counted(problems.size(), "problem"));
     for (const std::string& problem : problems) fmt::print("  {}\n", problem);

@@ -33,8 +33,10 @@ int run_diff(const KvplanOptions& options, const Invocation& call, Progress& pro
       if (f != g) units.back()["salient_fraction"] = {f, g};
     }
   if (call.json) {
-    fmt::print("{}", io::json_text({{"effective_bits", {a.summary.effective_bits, b.summary.effective_bits}}, {"bytes", {a.summary.bytes, b.summary.bytes}}, {"units", units}},
-                                   "standard output"));
+    fmt::print("{}",
+               io::json_text(
+                   {{"effective_bits", {a.summary.effective_bits, b.summary.effective_bits}}, {"bytes", {a.summary.bytes, b.summary.bytes}}, {"units", units}},
+                   "standard output"));
     return 0;
   }
   fmt::print("{}\n  {}\n{}\n  {}\n", options.plan, headline(a), options.other_plan, headline(b));

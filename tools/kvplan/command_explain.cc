@@ -65,7 +65,8 @@ int run_explain(const KvplanOptions& options, const Invocation& call, Progress& 
     if (plan.decision.empty()) fmt::print("{} was asked for: nothing was searched\n", to_valid_utf8(limit_text(plan.request)));
     print_reasons(plan.decision);
     for (const plan::Baseline& b : plan.baselines)
-      fmt::print("  {:<13} {}: {:.3f} bits, {:.4e}{}\n", &b == &plan.baselines.front() ? "simpler" : "", to_valid_utf8(b.description), b.effective_bits, b.score, b.feasible ? "" : ", over the budget");
+      fmt::print("  {:<13} {}: {:.3f} bits, {:.4e}{}\n", &b == &plan.baselines.front() ? "simpler" : "", to_valid_utf8(b.description), b.effective_bits,
+                 b.score, b.feasible ? "" : ", over the budget");
     fmt::print("\nunits: scheme, share of the predicted loss, and what was turned down (its score); --layer N gives all of one layer's reasons\n");
   }
   bool found = false;
@@ -87,7 +88,9 @@ int run_explain(const KvplanOptions& options, const Invocation& call, Progress& 
   }
   if (!found)
     fail(ErrorKind::kUsage, "--layer", "is {}, but {} plans layers {} to {}", asked, options.plan, plan.layers.front().index, plan.layers.back().index);
-  if (call.json) fmt::print("{}", io::json_text({{"decision", whole ? reasons_json(plan.decision) : nlohmann::ordered_json::array()}, {"layers", layers}}, "standard output"));
+  if (call.json)
+    fmt::print("{}",
+               io::json_text({{"decision", whole ? reasons_json(plan.decision) : nlohmann::ordered_json::array()}, {"layers", layers}}, "standard output"));
   return 0;
 }
 

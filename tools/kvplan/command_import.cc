@@ -29,19 +29,28 @@ void check_name(const std::string& path, exports::KvtunerMode mode, Progress& pr
   const std::string name = std::filesystem::path(path).filename().string();
   for (const exports::KvtunerMode other : {exports::KvtunerMode::kPerToken, exports::KvtunerMode::kKivi})
     if (other != mode && name.find(fmt::format("_{}_", exports::kvtuner_mode_name(other))) != std::string::npos)
-      progress.warning(fmt::format("{} is named as a file for --mode {}; read as {}", to_valid_utf8(name), exports::kvtuner_mode_name(other), exports::kvtuner_mode_name(mode)));
+      progress.warning(fmt::format("{} is named as a file for --mode {}; read as {}", to_valid_utf8(name), exports::kvtuner_mode_name(other),
+                                   exports::kvtuner_mode_name(mode)));
 }
 
 void print_import(const plan::Plan& plan, const exports::KvtunerBits& bits, const KvplanOptions& o, const Invocation& call) {
   if (call.json) {
-    fmt::print("{}", io::json_text({{"plan", o.dry_run ? nlohmann::ordered_json() : nlohmann::ordered_json(o.output)}, {"from", o.from}, {"mode", o.mode}, {"mean_bits", bits.mean_bits()},
-                                    {"effective_bits", plan.summary.effective_bits}, {"bytes", plan.summary.bytes}, {"sink_tokens", plan.sink_tokens}, {"window_tokens", plan.window_tokens},
-                                    {"per_head", bits.per_head}, {"uneven_layers", bits.n_uneven()}},
+    fmt::print("{}", io::json_text({{"plan", o.dry_run ? nlohmann::ordered_json() : nlohmann::ordered_json(o.output)},
+                                    {"from", o.from},
+                                    {"mode", o.mode},
+                                    {"mean_bits", bits.mean_bits()},
+                                    {"effective_bits", plan.summary.effective_bits},
+                                    {"bytes", plan.summary.bytes},
+                                    {"sink_tokens", plan.sink_tokens},
+                                    {"window_tokens", plan.window_tokens},
+                                    {"per_head", bits.per_head},
+                                    {"uneven_layers", bits.n_uneven()}},
                                    "standard output"));
     return;
   }
   fmt::print("{}\n", headline(plan));
-  fmt::print("KVTuner counts {:.3f} bits, (sum K + sum V) / 2L; with scales, minima, padding and window they take {:.3f} effective bits\n", bits.mean_bits(), plan.summary.effective_bits);
+  fmt::print("KVTuner counts {:.3f} bits, (sum K + sum V) / 2L; with scales, minima, padding and window they take {:.3f} effective bits\n", bits.mean_bits(),
+             plan.summary.effective_bits);
   fmt::print("{}\n", o.dry_run ? "nothing written (--dry-run)" : to_valid_utf8(o.output));
 }
 
@@ -70,14 +79,18 @@ int run_import(const KvplanOptions& o, const Invocation& call, Progress& progres
   const exports::KvtunerBits bits = exports::parse_kvtuner(file.bytes(), o.source, model.layers);
   plan::Plan plan = exports::kvtuner_plan(model, bits, mode, accounting, evidence);
   if (plan.sink_tokens + plan.window_tokens >= o.context)
-    fail(ErrorKind::kUsage, "--context", "is {}, which KVTuner's window of {} keeps exact: nothing would be compressed; take a longer one", o.context, plan.window_tokens);
-  plan.decision = {{"imported",
-                    fmt::format("{} (sha256 {}), mode {}: {:.3f} bits as KVTuner counts, {:.3f} effective bits", to_valid_utf8(std::filesystem::path(o.source).filename().string()), sha256, o.mode, bits.mean_bits(), plan.summary.effective_bits),
-                    {{"mean_bits", bits.mean_bits()}, {"effective_bits", plan.summary.effective_bits}}}};
+    fail(ErrorKind::kUsage, "--context", "is {}, which KVTuner's window of {} keeps exact: nothing would be compressed; take a longer one", o.context,
+         plan.window_tokens);
+  plan.decision = {
+      {"imported",
+       fmt::format("{} (sha256 {}), mode {}: {:.3f} bits as KVTuner counts, {:.3f} effective bits",
+                   to_valid_utf8(std::filesystem::path(o.source).filename().string()), sha256, o.mode, bits.mean_bits(), plan.summary.effective_bits),
+       {{"mean_bits", bits.mean_bits()}, {"effective_bits", plan.summary.effective_bits}}}};
   check_name(o.source, mode, progress);
   if (bits.per_head)
-    progress.warning(fmt::format("{} gives each KV head its own widths; a plan stores all heads of a layer alike, so each takes the widest: {} of {} layers have heads that differ", o.source,
-                                 bits.n_uneven(), bits.layers.size()));
+    progress.warning(fmt::format(
+        "{} gives each KV head its own widths; a plan stores all heads of a layer alike, so each takes the widest: {} of {} layers have heads that differ",
+        o.source, bits.n_uneven(), bits.layers.size()));
   finish_plan(plan, o, call, std::move(parents), progress);
   print_import(plan, bits, o, call);
   return 0;

@@ -19,7 +19,8 @@ int run_memory(const KvplanOptions& options, const Invocation& call, Progress& p
   for (const std::string& text : split_lists("--contexts", options.contexts)) contexts.push_back(parse_integer("--contexts", text, 1, std::int64_t{1} << 32));
   if (contexts.empty()) contexts = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  std::string table = fmt::format("batch {}, constants shared by all sequences {} bytes\n{:>9}  {:>14}  {:>12}  {:>14}  {:>6}\n", options.batch, plan.summary.constants_bytes, "tokens", "bytes", "", "bf16 bytes", "bits");
+  std::string table = fmt::format("batch {}, constants shared by all sequences {} bytes\n{:>9}  {:>14}  {:>12}  {:>14}  {:>6}\n", options.batch,
+                                  plan.summary.constants_bytes, "tokens", "bytes", "", "bf16 bytes", "bits");
   for (const std::int64_t tokens : contexts) {
     plan::Accounting accounting;
     accounting.context_tokens = tokens;
@@ -38,7 +39,9 @@ int run_memory(const KvplanOptions& options, const Invocation& call, Progress& p
     rows.push_back({{"context_tokens", tokens}, {"bytes", bytes}, {"bf16_bytes", 2 * elements}, {"effective_bits", bits}});
     table += fmt::format("{:>9}  {:>14}  {:>12}  {:>14}  {:>6.3f}\n", tokens, bytes, plan::format_bytes(bytes), 2 * elements, bits);
   }
-  fmt::print("{}", call.json ? io::json_text({{"batch", options.batch}, {"constants_bytes", plan.summary.constants_bytes}, {"contexts", rows}}, "standard output") : table);
+  fmt::print("{}", call.json
+                       ? io::json_text({{"batch", options.batch}, {"constants_bytes", plan.summary.constants_bytes}, {"contexts", rows}}, "standard output")
+                       : table);
   return 0;
 }
 

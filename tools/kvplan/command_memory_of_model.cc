@@ -37,7 +37,8 @@ PresetBytes count_preset(const quant::Preset& preset, const std::vector<LayerGeo
         out.reason = fmt::format("does not fit layer {}: {}", layer.index, shape);
         return out;
       }
-    const kvrt::LayerLayout layout = plan::make_layout(layer, k, v, {fitted.window, fitted.salient_fraction, fitted.salient.empty() ? kvrt::Scheme{} : quant::parse_scheme(fitted.salient)}, accounting);
+    const kvrt::LayerLayout layout = plan::make_layout(
+        layer, k, v, {fitted.window, fitted.salient_fraction, fitted.salient.empty() ? kvrt::Scheme{} : quant::parse_scheme(fitted.salient)}, accounting);
     out.k.push_back(accounting.batch * kvrt::cache_bytes(layout, kvrt::CacheSide::kK, accounting.context_tokens));
     out.v.push_back(accounting.batch * kvrt::cache_bytes(layout, kvrt::CacheSide::kV, accounting.context_tokens));
     out.k_sum += out.k.back();
@@ -88,7 +89,8 @@ void print_row(const PresetBytes& p, std::int64_t k, std::int64_t v, std::int64_
 
 int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Progress&) {
   if (!options.contexts.empty()) fail(ErrorKind::kUsage, "--contexts", "belongs to PLAN; with --model and --stats give one --context");
-  if (options.page_tokens != 32 && options.page_tokens != 64 && options.page_tokens != 128) fail(ErrorKind::kUsage, "--page-tokens", "is {}, expected 32, 64 or 128", options.page_tokens);
+  if (options.page_tokens != 32 && options.page_tokens != 64 && options.page_tokens != 128)
+    fail(ErrorKind::kUsage, "--page-tokens", "is {}, expected 32, 64 or 128", options.page_tokens);
   model::CacheGeometry geometry;
   if (!options.model.empty()) {
     geometry = model::read_cache_geometry(options.model);
@@ -122,9 +124,16 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
     if (g.sliding_window == 0 || g.sliding_window > options.context) per_token += 4 * g.n_kv_heads * g.head_dim;
 
   if (call.json) {
-    nlohmann::ordered_json out = {{"model_type", geometry.model_type}, {"n_layers", geometry.n_layers}, {"cache_layers", geometry.layers.size()}, {"shared_layers", geometry.n_shared},
-                                  {"context_tokens", options.context}, {"batch", options.batch}, {"elements", elements}, {"plain_16_bit_bytes", 2 * elements},
-                                  {"bytes_per_token_16_bit", per_token}, {"presets", nlohmann::ordered_json::array()}};
+    nlohmann::ordered_json out = {{"model_type", geometry.model_type},
+                                  {"n_layers", geometry.n_layers},
+                                  {"cache_layers", geometry.layers.size()},
+                                  {"shared_layers", geometry.n_shared},
+                                  {"context_tokens", options.context},
+                                  {"batch", options.batch},
+                                  {"elements", elements},
+                                  {"plain_16_bit_bytes", 2 * elements},
+                                  {"bytes_per_token_16_bit", per_token},
+                                  {"presets", nlohmann::ordered_json::array()}};
     for (const PresetBytes& p : presets) {
       nlohmann::ordered_json row = {{"name", p.name}, {"offered", p.reason.empty()}};
       if (!p.reason.empty()) row["reason"] = p.reason;
@@ -132,7 +141,8 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
       if (p.counted) {
         const double bits = plan::effective_bits(p.k_sum + p.v_sum, elements);
         row.update({{"k_bytes", p.k_sum}, {"v_bytes", p.v_sum}, {"bytes", p.k_sum + p.v_sum}, {"effective_bits", bits}, {"compression", 16 / bits}});
-        for (std::size_t l = 0; l < geometry.layers.size(); ++l) row["layers"].push_back({{"index", geometry.layers[l].index}, {"k_bytes", p.k[l]}, {"v_bytes", p.v[l]}});
+        for (std::size_t l = 0; l < geometry.layers.size(); ++l)
+          row["layers"].push_back({{"index", geometry.layers[l].index}, {"k_bytes", p.k[l]}, {"v_bytes", p.v[l]}});
       }
       out["presets"].push_back(std::move(row));
     }
@@ -143,8 +153,8 @@ int run_memory_of_model(const KvplanOptions& options, const Invocation& call, Pr
   std::string others;
   if (geometry.n_shared > 0) others += fmt::format(", {} read another layer's", geometry.n_shared);
   if (geometry.n_without > 0) others += fmt::format(", {} have none", geometry.n_without);
-  fmt::print("{}: {} of {} hold keys and values{}; {} tokens x batch {}\n", to_valid_utf8(geometry.model_type), geometry.layers.size(), counted(geometry.n_layers, "layer"), others, options.context,
-             options.batch);
+  fmt::print("{}: {} of {} hold keys and values{}; {} tokens x batch {}\n", to_valid_utf8(geometry.model_type), geometry.layers.size(),
+             counted(geometry.n_layers, "layer"), others, options.context, options.batch);
   fmt::print("plain 16 bit: {} bytes ({}), {} more bytes a token and sequence\n", 2 * elements, plan::format_bytes(plain), per_token);
   const auto header = [](const std::string& title) {
     fmt::print("\n{}\n  {:<18}  {:>14}  {:>14}  {:>14}  {:>11}  {:>6}  {:>7}\n", title, "preset", "K bytes", "V bytes", "K + V", "", "bits", "smaller");

@@ -22,7 +22,8 @@
 namespace calib::tools {
 namespace {
 
-constexpr const char* kOtherTargets[] = {"vllm", "sglang", "trtllm", "lmdeploy", "llamacpp", "ik_llamacpp", "transformers", "mlx", "ort-genai", "executorch", "kvtuner"};
+constexpr const char* kOtherTargets[] = {"vllm",         "sglang", "trtllm",    "lmdeploy",   "llamacpp", "ik_llamacpp",
+                                         "transformers", "mlx",    "ort-genai", "executorch", "kvtuner"};
 
 void check_target(const KvplanOptions& o) {
   if (o.target != "native") {
@@ -59,12 +60,15 @@ plan::Restrictions restrictions_of(const KvplanOptions& o) {
 /// Tokens that stay exact must leave some to compress.
 void check_exact_tokens(std::int64_t sinks, std::int64_t window, std::int64_t context) {
   if (sinks + window >= context)
-    fail(ErrorKind::kUsage, "--sinks, --window", "{} sinks and a window of {} cover all {} tokens of --context: nothing would be compressed; take fewer, or a longer --context", sinks,
-         window, context);
+    fail(ErrorKind::kUsage, "--sinks, --window",
+         "{} sinks and a window of {} cover all {} tokens of --context: nothing would be compressed; take fewer, or a longer --context", sinks, window,
+         context);
 }
 
 plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, Parents& parents) {
-  if (o.stats.empty()) fail(ErrorKind::kUsage, "--uniform " + to_valid_utf8(o.uniform), "needs --stats with a file made by kvcalib: it names the model and holds the numbers to calibrate with");
+  if (o.stats.empty())
+    fail(ErrorKind::kUsage, "--uniform " + to_valid_utf8(o.uniform),
+         "needs --stats with a file made by kvcalib: it names the model and holds the numbers to calibrate with");
   for (const auto& [name, file] : {std::pair{"--sens", &o.sens}, std::pair{"--saliency", &o.saliency}})
     if (!file->empty()) fail(ErrorKind::kUsage, name, "is not used by --uniform; leave it out");
   LayerSource source(o.stats);
@@ -72,7 +76,9 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, Parents& par
   if (source.header().model.layers.empty()) fail(ErrorKind::kMismatch, o.stats, "names a model without layers");
   quant::Preset preset = quant::resolve_preset(o.uniform, source.header().model.layers.front().head_dim, progress.sink());
   const bool pair = o.uniform.find(':') != std::string::npos;
-  if (!pair && (o.sinks >= 0 || o.window >= 0)) fail(ErrorKind::kUsage, "--sinks, --window", "preset {} brings its own ({} and {}); write {}:{} to choose", preset.name, preset.n_sinks, preset.window, preset.k, preset.v);
+  if (!pair && (o.sinks >= 0 || o.window >= 0))
+    fail(ErrorKind::kUsage, "--sinks, --window", "preset {} brings its own ({} and {}); write {}:{} to choose", preset.name, preset.n_sinks, preset.window,
+         preset.k, preset.v);
   if (o.sinks >= 0) preset.n_sinks = o.sinks;
   if (o.window >= 0) preset.window = o.window;
   check_exact_tokens(preset.n_sinks, preset.window, o.context);
@@ -87,7 +93,8 @@ plan::Plan make_uniform(const KvplanOptions& o, Progress& progress, Parents& par
   const plan::FitUnit fit = [&](const LayerGeometry& layer, Side side, const kvrt::Scheme& scheme, std::vector<std::string>* why) {
     return quant::fit_params(scheme, side, source.of(layer.index), preset.n_sinks, why, std::max<std::int64_t>(source.header().data.seq_len, 1));
   };
-  return plan::uniform_plan(source.header().model, preset, accounting_of(o), source.evidence(), fit, [&](const LayerGeometry& layer) { return quant::saliency_factors(source.of(layer.index)); });
+  return plan::uniform_plan(source.header().model, preset, accounting_of(o), source.evidence(), fit,
+                            [&](const LayerGeometry& layer) { return quant::saliency_factors(source.of(layer.index)); });
 }
 
 plan::SearchRequest search_request(const KvplanOptions& o) {
@@ -126,7 +133,8 @@ plan::TierRules read_tier_rules(const KvplanOptions& o, const sens::SensResult& 
   if (!scored) fail(ErrorKind::kUsage, "--saliency", "{} holds no scores of a salient tier; run kvsens with --salient 0.1,0.2, or leave it out", o.sens);
   const sens::SaliencyVerdicts verdicts = artifacts::read_saliency_file(o.saliency);
   plan::check_same_model(verdicts.model, o.saliency, sens.model, o.sens);
-  if (verdicts.same_text_as_calibration) progress.warning(fmt::format("{} was measured on the text of the statistics; held-out text is needed for a verdict", o.saliency));
+  if (verdicts.same_text_as_calibration)
+    progress.warning(fmt::format("{} was measured on the text of the statistics; held-out text is needed for a verdict", o.saliency));
   parents.emplace_back("saliency", sha256_of_file(o.saliency));
   LogSink shown = progress.sink();  // what drops out is said, also without -v
   shown.note = [&](const std::string& text) { progress.say(text); };
@@ -175,9 +183,11 @@ void print_plan(const plan::Plan& plan, const std::string& output, const Invocat
     if (step.rule == "bf16" || step.rule == "margin" || step.rule == "tier" || step.rule == "isolated") fmt::print("{}\n", to_valid_utf8(step.text));
   if (!plan.baselines.empty()) {
     fmt::print("\nthe same budget spent more simply (predictions of the same score)\n{:>8}  {:>11}  {}\n", "bits", "predicted", "plan");
-    fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits, plan.summary.predicted->in_nats ? plan.summary.predicted->kl() : plan.summary.predicted->score);
+    fmt::print("{:>8.3f}  {:>11.4e}  this plan\n", plan.summary.effective_bits,
+               plan.summary.predicted->in_nats ? plan.summary.predicted->kl() : plan.summary.predicted->score);
     for (const plan::Baseline& b : plan.baselines)
-      fmt::print("{:>8.3f}  {:>11}  {}{}\n", b.effective_bits, b.feasible || b.score > 0 ? fmt::format("{:.4e}", b.score) : "-", b.description, b.feasible ? "" : " (over the budget: none of its kind fits)");
+      fmt::print("{:>8.3f}  {:>11}  {}{}\n", b.effective_bits, b.feasible || b.score > 0 ? fmt::format("{:.4e}", b.score) : "-", b.description,
+                 b.feasible ? "" : " (over the budget: none of its kind fits)");
     fmt::print("\n");
   }
   if (output.empty()) {

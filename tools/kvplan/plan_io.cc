@@ -19,7 +19,9 @@ void warn_of_the_runtime(const plan::Plan& plan, Progress& progress) {
   for (const plan::LayerPlan& layer : plan.layers)
     for (const Side side : {Side::kK, Side::kV})
       if (!kvrt::check_implemented(layer.unit(side).scheme).empty()) schemes.insert(kvrt::to_string(layer.unit(side).scheme));
-  if (!schemes.empty()) progress.warning(fmt::format("the runtime of this build keeps no cache in {}; kvsens can measure the plan, nothing here can run it", fmt::join(schemes, ", ")));
+  if (!schemes.empty())
+    progress.warning(
+        fmt::format("the runtime of this build keeps no cache in {}; kvsens can measure the plan, nothing here can run it", fmt::join(schemes, ", ")));
 }
 
 }  // namespace

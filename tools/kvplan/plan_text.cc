@@ -1,10 +1,10 @@
-#include "libcalib/base/plural.h"
 #include "tools/kvplan/plan_text.h"
 
 #include <algorithm>
 
 #include <fmt/format.h>
 
+#include "libcalib/base/plural.h"
 #include "libcalib/base/utf8.h"
 #include "libcalib/plan/budget.h"
 
@@ -24,13 +24,15 @@ std::string prediction_line(const plan::Plan& plan) {
   if (!plan.summary.predicted) return "";
   const plan::Prediction& p = *plan.summary.predicted;
   const std::string quality = plan.summary.proven ? "proven optimal" : fmt::format("within {:.2e} of the optimum", plan.summary.gap);
-  std::string text = fmt::format("predicted {} {:.4e} +- {:.1e}{} ({}{}), {}", p.in_nats ? "mean KL" : "sum", p.in_nats ? p.kl() : p.score,
-                                 p.joint ? p.joint->slope * p.se : p.se, p.in_nats ? " nats" : "", p.isolated ? fmt::format("{}, {} by isolated runs", p.metric, counted(p.isolated->n_units, "unit")) : p.metric,
-                                 p.joint ? fmt::format(" x {:.2f} from {} joint runs{}", p.joint->slope, p.joint->n_runs, p.joint->reliable() ? "" : ", unreliable") : ", unfitted",
-                                 quality);
+  std::string text = fmt::format(
+      "predicted {} {:.4e} +- {:.1e}{} ({}{}), {}", p.in_nats ? "mean KL" : "sum", p.in_nats ? p.kl() : p.score, p.joint ? p.joint->slope * p.se : p.se,
+      p.in_nats ? " nats" : "", p.isolated ? fmt::format("{}, {} by isolated runs", p.metric, counted(p.isolated->n_units, "unit")) : p.metric,
+      p.joint ? fmt::format(" x {:.2f} from {} joint runs{}", p.joint->slope, p.joint->n_runs, p.joint->reliable() ? "" : ", unreliable") : ", unfitted",
+      quality);
   if (const std::optional<plan::Measured>& m = plan.summary.measured)
-    text += fmt::format("\nmeasured mean KL {:.4e}{} nats, PPL ratio {:.5f}{}, on {} of {}", m->kld, m->has_error() ? fmt::format(" +- {:.1e}", m->kld_se) : "", m->ppl_ratio,
-                        m->has_error() ? fmt::format(" +- {:.5f}", m->ppl_ratio_se) : "", counted(m->n_documents, "document"), counted(m->n_tokens, "token"));
+    text += fmt::format("\nmeasured mean KL {:.4e}{} nats, PPL ratio {:.5f}{}, on {} of {}", m->kld, m->has_error() ? fmt::format(" +- {:.1e}", m->kld_se) : "",
+                        m->ppl_ratio, m->has_error() ? fmt::format(" +- {:.5f}", m->ppl_ratio_se) : "", counted(m->n_documents, "document"),
+                        counted(m->n_tokens, "token"));
   return text;
 }
 

@@ -54,7 +54,8 @@ sens::ParamsProvider Statistics::provider() const {
       fail(ErrorKind::kUsage, kvrt::to_string(scheme), "needs calibrated numbers: give --stats with a file made by kvcalib for this model");
     const auto key = std::make_tuple(layer_idx, side, kvrt::to_string(scheme), n_sinks);
     auto found = fitted_.find(key);
-    if (found == fitted_.end()) found = fitted_.emplace(key, quant::fit_params(scheme, side, layer(layer_idx), n_sinks, nullptr, std::max<std::int64_t>(header().data.seq_len, 1))).first;
+    if (found == fitted_.end())
+      found = fitted_.emplace(key, quant::fit_params(scheme, side, layer(layer_idx), n_sinks, nullptr, std::max<std::int64_t>(header().data.seq_len, 1))).first;
     return found->second;
   };
 }
@@ -113,10 +114,11 @@ sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, 
     out.header.k = kvrt::to_string(plan.layers[0].k.scheme);
     out.header.v = kvrt::to_string(plan.layers[0].v.scheme);
   }
-  out.header.description = fmt::format("plan of {}, sinks {}, window {}{}{}{}", counted(plan.layers.size(), "layer"), plan.sink_tokens, plan.window_tokens,
-                                       plan.scale_refresh_tokens > 0 ? fmt::format(", static ranges raised every {}", counted(plan.scale_refresh_tokens, "token")) : "",
-                                       n_tiers > 0 ? fmt::format(", salient tier at {} in {}", kvrt::to_string(plan.salient->scheme), counted(n_tiers, "layer")) : "",
-                                       plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
+  out.header.description =
+      fmt::format("plan of {}, sinks {}, window {}{}{}{}", counted(plan.layers.size(), "layer"), plan.sink_tokens, plan.window_tokens,
+                  plan.scale_refresh_tokens > 0 ? fmt::format(", static ranges raised every {}", counted(plan.scale_refresh_tokens, "token")) : "",
+                  n_tiers > 0 ? fmt::format(", salient tier at {} in {}", kvrt::to_string(plan.salient->scheme), counted(n_tiers, "layer")) : "",
+                  plan.request.budget.empty() ? "" : fmt::format(", budget {}", plan.request.budget));
   out.header.effective_bits_2048 = sens::effective_bits(model, out.layers, 2048);
   out.header.effective_bits_8192 = sens::effective_bits(model, out.layers, 8192);
   return out;

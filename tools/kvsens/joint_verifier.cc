@@ -23,7 +23,8 @@ sens::Contender contender_of(const plan::Candidates& candidates, const std::vect
     };
     sens::LayerChange layer;
     layer.k = unit(Side::kK, choice[l].k), layer.v = unit(Side::kV, choice[l].v);
-    layer.tiers = kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].tier_class], sens.salient_fraction(choice[l].tier_class));
+    layer.tiers =
+        kvrt::finish_tiers(layer.k->scheme, layer.v->scheme, sens.n_sinks, sens.windows[choice[l].tier_class], sens.salient_fraction(choice[l].tier_class));
     if (layer.tiers.block_salient > 0) layer.salient = sens::salient_tier_of(sens, sens.model.layers[l].index);
     out.layers.push_back(std::move(layer));
   }

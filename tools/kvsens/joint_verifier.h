@@ -23,8 +23,8 @@ void check_disjoint(const Inputs& in, const sens::SensResult& sens);
 /// References must outlive it.
 class JointVerifier {
  public:
-  JointVerifier(const Inputs& in, const plan::Candidates& candidates, std::int64_t hidden_memory_bytes, double ppl_ratio_max, const Invocation& call, Progress& progress,
-                std::uint64_t seed, const LogSink& log)
+  JointVerifier(const Inputs& in, const plan::Candidates& candidates, std::int64_t hidden_memory_bytes, double ppl_ratio_max, const Invocation& call,
+                Progress& progress, std::uint64_t seed, const LogSink& log)
       : in_(in), candidates_(candidates), call_(call), progress_(progress), log_(log), pool_(call.n_threads()), ppl_ratio_max_(ppl_ratio_max) {
     settings_.hidden_memory_bytes = hidden_memory_bytes;
     settings_.seed = seed;

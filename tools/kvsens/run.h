@@ -1,6 +1,7 @@
 #pragma once
 // kvsens: model + statistics + text -> sens.h5; kvsens evaluate: plans + text -> eval.json; kvsens drift: statistics + fresh text -> decision;
-// kvsens isolate: scores + text -> scores, replaced by measured losses where they fail; kvsens joint: scores + text -> scores with joint runs; kvsens saliency: statistics + text -> saliency.json.
+// kvsens isolate: scores + text -> scores, replaced by measured losses where they fail; kvsens joint: scores + text -> scores with joint runs; kvsens saliency:
+// statistics + text -> saliency.json.
 
 #include "tools/kvsens/options.h"
 

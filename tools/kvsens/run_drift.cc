@@ -28,19 +28,21 @@ void check_enough_text(const text::Corpus& corpus, std::int64_t n_sinks) {
     fail(ErrorKind::kInfeasible, "--data", "{} with {} are too few to tell drift from chance; give {} documents or {} tokens, for example by a smaller "
          "--seq-len", counted(corpus.identity.n_documents, "document"), counted(corpus.identity.n_tokens, "token"), kLeastDocuments, kLeastTokens);
   if (corpus.longest() <= n_sinks)
-    fail(ErrorKind::kInfeasible, "--data", "the longest document has {}, and the first {} are sinks, which count apart: nothing is left to compare", counted(corpus.longest(), "token"), n_sinks);
+    fail(ErrorKind::kInfeasible, "--data", "the longest document has {}, and the first {} are sinks, which count apart: nothing is left to compare",
+         counted(corpus.longest(), "token"), n_sinks);
 }
 
 /// Mean KLD and perplexity ratio of the plan on the fresh text.
-std::vector<stats::MonitorSignal> measure_monitor(const Inputs& in, const sens::Contender& plan, const plan::Monitor& limits, const RunOptions& run, ThreadPool& pool,
-                                                  const LogSink& log, const sens::EvaluateProgressFn& progress) {
+std::vector<stats::MonitorSignal> measure_monitor(const Inputs& in, const sens::Contender& plan, const plan::Monitor& limits, const RunOptions& run,
+                                                  ThreadPool& pool, const LogSink& log, const sens::EvaluateProgressFn& progress) {
   sens::EvaluateOptions settings;
   settings.hidden_memory_bytes = run.hidden_mem;
   sens::EvalResult result;
   sens::evaluate(*in.model, in.corpus.documents, {plan}, settings, pool, &result, log, progress);
   const sens::EvalContender& measured = result.contenders.front();
   stats::MonitorSignal kld{"mean_kld", measured.total.kld.mean, measured.total.kld.se, kNearLimit * limits.kl_max, limits.kl_max, {}};
-  stats::MonitorSignal ppl{"ppl_ratio", measured.total.ppl_ratio.mean, measured.total.ppl_ratio.se, 1 + kNearLimit * (limits.ppl_ratio_max - 1), limits.ppl_ratio_max, {}};
+  stats::MonitorSignal ppl{
+      "ppl_ratio", measured.total.ppl_ratio.mean, measured.total.ppl_ratio.se, 1 + kNearLimit * (limits.ppl_ratio_max - 1), limits.ppl_ratio_max, {}};
   for (const sens::EvalBucket& b : measured.buckets) kld.buckets.push_back(b.block.kld.mean), ppl.buckets.push_back(b.block.ppl_ratio.mean);
   return {std::move(kld), std::move(ppl)};
 }
@@ -83,12 +85,17 @@ void print_json(const stats::DriftReport& report, const Inputs& in, const Proven
   }
   nlohmann::ordered_json parents = nlohmann::ordered_json::object();
   for (const auto& [role, sha] : provenance.parents) parents[role] = sha;
-  j["provenance"] = {{"tool", provenance.tool}, {"version", provenance.version}, {"started_utc", provenance.started_utc}, {"seconds", provenance.seconds}, {"parents", parents}};
+  j["provenance"] = {{"tool", provenance.tool},
+                     {"version", provenance.version},
+                     {"started_utc", provenance.started_utc},
+                     {"seconds", provenance.seconds},
+                     {"parents", parents}};
   fmt::print("{}\n", j.dump(2));
 }
 
 void print_table(const stats::DriftReport& report, const Inputs& in, const std::string& rung) {
-  fmt::print("{}, {} against the calibration, {}\n", counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token"), counted(report.units.size(), "unit"));
+  fmt::print("{}, {} against the calibration, {}\n", counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token"),
+             counted(report.units.size(), "unit"));
   fmt::print("{:<18}  {:>5}  {:>5}  {:>10}  {:>10}  {:>22}  at\n", "signal", "warn", "out", "warn above", "out above", "worst ± SE");
   struct Row {
     int n_warn = 0, n_out = 0;
@@ -114,8 +121,9 @@ void print_table(const stats::DriftReport& report, const Inputs& in, const std::
   for (const stats::MonitorSignal& m : report.monitor)
     fmt::print("{:<18}  {:>5}  {:>5}  {:>10.3g}  {:>10.3g}  {:>11.4g} ± {:>8.2g}  the plan\n", m.name, m.level() == stats::DriftLevel::kWarn ? 1 : 0,
                m.level() == stats::DriftLevel::kOut ? 1 : 0, m.warn, m.limit, m.value, m.se);
-  fmt::print("{:<18}  {:>5}  {:>5}  {:>10.3g}  {:>10.3g}  {:>11.4g}\n", "unseen_positions", report.unseen_share > stats::kUnseenWarn && report.unseen_share <= stats::kUnseenLimit ? 1 : 0,
-             report.unseen_share > stats::kUnseenLimit ? 1 : 0, stats::kUnseenWarn, stats::kUnseenLimit, report.unseen_share);
+  fmt::print("{:<18}  {:>5}  {:>5}  {:>10.3g}  {:>10.3g}  {:>11.4g}\n", "unseen_positions",
+             report.unseen_share > stats::kUnseenWarn && report.unseen_share <= stats::kUnseenLimit ? 1 : 0, report.unseen_share > stats::kUnseenLimit ? 1 : 0,
+             stats::kUnseenWarn, stats::kUnseenLimit, report.unseen_share);
   fmt::print("\ndecision: {}\n", stats::drift_decision_name(report.decision));
   for (const std::string& reason : report.reasons) fmt::print("  {}\n", reason);
   if (!rung.empty()) fmt::print("  next: {}\n", rung);
@@ -147,13 +155,14 @@ int run_drift(const DriftCommand& options, const Invocation& call) {
   runner.seed = static_cast<std::uint64_t>(options.run.seed);
   if (options.run.dry_run) {
     const double passes = 1.5 + (contender ? 4.0 : 0.0);  // the walk with its counts; plan, reference, noise floor and negative control
-    fmt::print("text       {}, {}\ntime       about {} ({:.1f} bare forward passes)\n", counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token"),
-               format_duration(passes * forward_seconds(in)), passes);
+    fmt::print("text       {}, {}\ntime       about {} ({:.1f} bare forward passes)\n", counted(in.corpus.identity.n_documents, "document"),
+               counted(in.corpus.identity.n_tokens, "token"), format_duration(passes * forward_seconds(in)), passes);
     return 0;
   }
 
-  progress.say(fmt::format("{}: {} fresh, {}, calibrated on {}, {}{}", in.identity.name, counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token"),
-                           counted(reader.header().data.n_documents, "document"), counted(reader.header().data.n_tokens, "token"), contender ? "; plan and its limits" : ""));
+  progress.say(fmt::format("{}: {} fresh, {}, calibrated on {}, {}{}", in.identity.name, counted(in.corpus.identity.n_documents, "document"),
+                           counted(in.corpus.identity.n_tokens, "token"), counted(reader.header().data.n_documents, "document"),
+                           counted(reader.header().data.n_tokens, "token"), contender ? "; plan and its limits" : ""));
   ThreadPool pool(call.n_threads());
   PhaseProgress phases(progress, call, in.corpus.identity.n_tokens);
   stats::DriftReport report;
@@ -161,7 +170,8 @@ int run_drift(const DriftCommand& options, const Invocation& call) {
   report.units = sens::measure_drift(*in.model, in.corpus.documents, [&](std::size_t i) { return reader.layer(i); }, contender ? &*contender : nullptr, runner, pool,
                                      [&](const model::RunProgress& p) { phases.update("compare", p.done, p.total); });
   if (contender)
-    report.monitor = measure_monitor(in, *contender, plan->monitor, options.run, pool, log, [&](const sens::EvaluateProgress& p) { phases.update("plan", p.done, p.total); });
+    report.monitor = measure_monitor(in, *contender, plan->monitor, options.run, pool, log,
+                                     [&](const sens::EvaluateProgress& p) { phases.update("plan", p.done, p.total); });
   progress.clear();
   stats::decide_drift(report);
   in.provenance.seconds = call.seconds();

@@ -81,7 +81,8 @@ std::int64_t resolve_sinks(std::int64_t asked, const Statistics& statistics) {
   if (!statistics.given()) return asked < 0 ? kDefaultSinks : asked;
   const std::int64_t kept = statistics.header().n_sinks;
   if (asked > 0 && asked != kept)
-    fail(ErrorKind::kMismatch, "--sinks", "is {}, but the statistics keep {} apart; leave it out, or run kvcalib with --sinks {}", asked, counted(kept, "token"), asked);
+    fail(ErrorKind::kMismatch, "--sinks", "is {}, but the statistics keep {} apart; leave it out, or run kvcalib with --sinks {}", asked,
+         counted(kept, "token"), asked);
   return asked < 0 ? kept : asked;
 }
 
@@ -112,7 +113,8 @@ std::vector<double> parse_salient(const GridOptions& options) {
   out.erase(std::unique(out.begin(), out.end()), out.end());
   if (out.size() == 1) return out;
   quant::parse_salient_scheme(options.salient_scheme, "--salient-scheme");
-  if (options.stats.empty()) fail(ErrorKind::kUsage, "--salient", "ranks tokens by the queries' statistics: give --stats with a file made by kvcalib for this model");
+  if (options.stats.empty())
+    fail(ErrorKind::kUsage, "--salient", "ranks tokens by the queries' statistics: give --stats with a file made by kvcalib for this model");
   return out;
 }
 
@@ -144,8 +146,8 @@ int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in
   } else {
     fmt::print("model      {} ({}, {})\n", to_valid_utf8(options.run.model), in.identity.architecture, counted(in.identity.n_layers, "layer"));
     fmt::print("text       {}, {}\n", counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"));
-    fmt::print("grid       {}, {} ({}), windows {}, salient {}, sinks {}\n", counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), result.candidate_list,
-               fmt::join(sweep.windows, ","), fmt::join(sweep.salient_fractions, ","), sweep.n_sinks);
+    fmt::print("grid       {}, {} ({}), windows {}, salient {}, sinks {}\n", counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"),
+               result.candidate_list, fmt::join(sweep.windows, ","), fmt::join(sweep.salient_fractions, ","), sweep.n_sinks);
     fmt::print("metrics    {}, {}, seed {}\n", fmt::join(sweep.metrics, ","), counted(sweep.n_draws, "draw"), sweep.seed);
     fmt::print("time       about {} ({:.1f} bare forward passes)\n", format_duration(seconds), e.forward_passes);
     fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
@@ -159,7 +161,8 @@ int dry_run(const GridOptions& options, const Invocation& call, const Inputs& in
 int run_grid(const GridOptions& options, const Invocation& call) {
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
-  if (split_list("--candidates", options.candidates).empty()) fail(ErrorKind::kUsage, "--candidates", "is empty, expected default, names of presets or scheme strings");
+  if (split_list("--candidates", options.candidates).empty())
+    fail(ErrorKind::kUsage, "--candidates", "is empty, expected default, names of presets or scheme strings");
   const quant::CandidateList candidates = quant::resolve_candidates(options.candidates, log);
   sens::SweepOptions sweep;
   sweep.metrics = split_list("--metric", options.metric);
@@ -203,7 +206,8 @@ int run_grid(const GridOptions& options, const Invocation& call) {
   if (options.run.dry_run) return dry_run(options, call, in, sweep, result);
 
   progress.say(fmt::format("{}: {}, {}, {}; {}, {}, windows {}", in.identity.name, counted(in.identity.n_layers, "layer"),
-                           counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"), counted(result.units.size(), "unit"), counted(result.schemes.size(), "scheme"), fmt::join(sweep.windows, ",")) +
+                           counted(in.corpus.documents.size(), "document"), counted(result.data.n_tokens, "token"), counted(result.units.size(), "unit"),
+                           counted(result.schemes.size(), "scheme"), fmt::join(sweep.windows, ",")) +
                (result.salient_scheme.empty() ? "" : fmt::format(", salient {} at {}", fmt::join(sweep.salient_fractions, ","), result.salient_scheme)));
   if (statistics.given() && same_text(result.data, result.calibration_data))
     log.warning("scores are measured on the text of the statistics; held-out text is the better judge of calibrated schemes");

@@ -29,8 +29,10 @@ void check_something_is_coded(const sens::SensResult& sens, const std::vector<st
     const std::size_t w = i % sens.windows.size(), s = i / sens.windows.size() % sens.schemes.size();
     const kvrt::Tiers tiers = sens::isolated_tiers(quant::parse_scheme(sens.schemes[s]), sens.n_sinks, sens.windows[w], sens.salient_fraction(w));
     if (kvrt::blocks_out(tiers, longest) == 0)
-      fail(ErrorKind::kInfeasible, "--data", "the longest document has {}, too short for {} behind {} and a window of {}: nothing of it would be coded before {}; give "
-           "longer text or a larger --seq-len", counted(longest, "token"), sens.schemes[s], counted(sens.n_sinks, "sink"), sens.windows[w],
+      fail(ErrorKind::kInfeasible, "--data",
+           "the longest document has {}, too short for {} behind {} and a window of {}: nothing of it would be coded before {}; give "
+           "longer text or a larger --seq-len",
+           counted(longest, "token"), sens.schemes[s], counted(sens.n_sinks, "sink"), sens.windows[w],
            counted(sens.n_sinks + sens.windows[w] + tiers.exit_block(), "token"));
   }
 }
@@ -38,7 +40,8 @@ void check_something_is_coded(const sens::SensResult& sens, const std::vector<st
 std::string cell_text(const sens::SensResult& sens, std::size_t cell) {
   const std::size_t w = cell % sens.windows.size(), s = cell / sens.windows.size() % sens.schemes.size();
   const sens::UnitId& unit = sens.units[cell / (sens.windows.size() * sens.schemes.size())];
-  return fmt::format("layer {} {} {}, window {}{}", unit.layer, side_name(unit.side), sens.schemes[s], sens.windows[w], quant::tier_text(sens.salient_fraction(w), sens.salient_scheme));
+  return fmt::format("layer {} {} {}, window {}{}", unit.layer, side_name(unit.side), sens.schemes[s], sens.windows[w],
+                     quant::tier_text(sens.salient_fraction(w), sens.salient_scheme));
 }
 
 /// The lowest decade of a side in which estimates stop being true, and all above it that were measured say no better; empty if the highest one holds.
@@ -71,14 +74,16 @@ void print_result(const sens::SensResult& sens, std::size_t n_runs, const std::s
     }
     j["decades"] = ordered_json::array();
     for (const plan::TruthBucket& b : buckets)
-      j["decades"].push_back({{"side", side_name(b.side)}, {"from", std::pow(10.0, b.decade)}, {"pairs", b.n}, {"ratio", b.ratio}, {"sd_ln", b.sd}, {"holds", b.holds}});
+      j["decades"].push_back(
+          {{"side", side_name(b.side)}, {"from", std::pow(10.0, b.decade)}, {"pairs", b.n}, {"ratio", b.ratio}, {"sd_ln", b.sd}, {"holds", b.holds}});
     if (farthest >= 0) j["farthest"] = {{"option", cell_text(sens, cell)}, {"estimate", estimate[cell]}, {"logit_kl", runs.mean[cell]}};
     fmt::print("{}\n", j.dump(2));
     return;
   }
   fmt::print("{:<20}{:>6}{:>24}{:>10}\n", runs.metric + ", nats", "pairs", "logit_kl / estimate", "sd ln");
   for (const plan::TruthBucket& b : buckets)
-    fmt::print("{} {:<18}{:>6}{:>24.2f}{:>10.2f}{}\n", side_name(b.side), fmt::format("1e{} to 1e{}", b.decade, b.decade + 1), b.n, b.ratio, b.sd, b.holds ? "" : "  not true");
+    fmt::print("{} {:<18}{:>6}{:>24.2f}{:>10.2f}{}\n", side_name(b.side), fmt::format("1e{} to 1e{}", b.decade, b.decade + 1), b.n, b.ratio, b.sd,
+               b.holds ? "" : "  not true");
   for (const Side side : {Side::kK, Side::kV}) {
     const sens::IsolatedRuns::Slope& slope = runs.slope(side);
     const std::optional<double> stop = stops_at(buckets, side);
@@ -116,14 +121,16 @@ int run_isolate(const IsolateCommand& options, const Invocation& call) {
   const plan::Candidates candidates(sens, plan::Accounting{}, options.metric, log);
   if (!candidates.metric_in_nats() || candidates.metric() == "logit_kl")
     fail(ErrorKind::kUsage, "--metric " + candidates.metric(), "{}; use one of fisher_softmax, fisher_vec, fisher, fisher_dir",
-         candidates.metric() == "logit_kl" ? "is what isolated runs measure, there is nothing to replace" : "is not in nats, so no slope brings logit_kl to its scale");
+         candidates.metric() == "logit_kl" ? "is what isolated runs measure, there is nothing to replace"
+                                           : "is not in nats, so no slope brings logit_kl to its scale");
   // As for kvsens itself any text will do, that of the scores best: what differs from them then is the estimator alone.
   if (same_text(in.corpus.identity, sens.calibration_data))
     log.warning("isolated runs are measured on the text of the statistics; held-out text is the better judge of calibrated schemes");
   const plan::IsolatedChoice choice = plan::choose_isolated(candidates, above, layers);
   const std::size_t n_runs = choice.n_replacing + choice.n_fitting;
   if (n_runs == 0)
-    fail(ErrorKind::kInfeasible, "--above", "no surviving option is estimated above {:g} nats of {}, nor within a factor {:g} below: nothing to measure; give a lower limit", above,
+    fail(ErrorKind::kInfeasible, "--above",
+         "no surviving option is estimated above {:g} nats of {}, nor within a factor {:g} below: nothing to measure; give a lower limit", above,
          candidates.metric(), plan::kTrustedSpan);
   check_something_is_coded(sens, choice.cells, in.corpus.longest());
 
@@ -132,19 +139,21 @@ int run_isolate(const IsolateCommand& options, const Invocation& call) {
   runs.above = above;
   runs.taken_up = choice.taken_up;
   const auto n_taken = std::count(runs.taken_up.begin(), runs.taken_up.end(), 1);
-  const std::string work = fmt::format("{} for {} of {}, {} for the slope", counted(choice.n_replacing, "run"), n_taken, counted(sens.units.size(), "unit"), choice.n_fitting);
+  const std::string work =
+      fmt::format("{} for {} of {}, {} for the slope", counted(choice.n_replacing, "run"), n_taken, counted(sens.units.size(), "unit"), choice.n_fitting);
   if (options.run.dry_run) {
     const double passes = sens::isolated_forward_passes(sens, choice.cells), seconds = passes * forward_seconds(in);
     if (call.json)
       fmt::print("{}\n", ordered_json({{"runs", n_runs}, {"replacing", choice.n_replacing}, {"fitting", choice.n_fitting}, {"units", n_taken},
                                        {"predicted", {{"seconds", seconds}, {"forward_passes", passes}}}}).dump(2));
     else
-      fmt::print("runs       {}\nunits      {}\ntime       about {} ({:.1f} bare forward passes)\n", work, n_taken == 0 ? "none above the limit" : plan::units_taken_up(sens, runs),
-                 format_duration(seconds), passes);
+      fmt::print("runs       {}\nunits      {}\ntime       about {} ({:.1f} bare forward passes)\n", work,
+                 n_taken == 0 ? "none above the limit" : plan::units_taken_up(sens, runs), format_duration(seconds), passes);
     return 0;
   }
 
-  progress.say(fmt::format("{}: {} on {}, {}", in.identity.name, work, counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token")));
+  progress.say(fmt::format("{}: {} on {}, {}", in.identity.name, work, counted(in.corpus.identity.n_documents, "document"),
+                           counted(in.corpus.identity.n_tokens, "token")));
   warn_untested_positions(in.identity, in.corpus.identity, log);
   PhaseProgress phases(progress, call, in.corpus.identity.n_tokens);
   ThreadPool pool(call.n_threads());

@@ -23,7 +23,8 @@ std::vector<std::vector<plan::LayerOption>> combinations(const plan::Candidates&
   std::vector<std::vector<plan::LayerOption>> out;
   const std::vector<std::vector<std::size_t>> windows = plan::class_sets(candidates, false, false);
   for (std::size_t w = 0; w < windows.size(); ++w)
-    for (auto& choice : plan::joint_samples(candidates, windows[w].front(), n * (w + 1) / windows.size() - n * w / windows.size(), seed)) out.push_back(std::move(choice));
+    for (auto& choice : plan::joint_samples(candidates, windows[w].front(), n * (w + 1) / windows.size() - n * w / windows.size(), seed))
+      out.push_back(std::move(choice));
   return out;
 }
 
@@ -34,7 +35,9 @@ void print_fit(const sens::SensResult& sens, const std::string& output, bool as_
     if (sens.isolated && metric != sens.isolated->metric) continue;  // no plan can spend it
     const std::optional<plan::JointFit> fit = plan::Candidates(sens, plan::Accounting{}, metric).fit();
     if (!fit) continue;
-    json["fits"][metric] = {{"slope", fit->slope}, {"kappa", fit->kappa}, {"spearman", fit->spearman}, {"r2", fit->r2}, {"worst_factor", fit->worst_factor}, {"exponent", fit->exponent}, {"pivot", fit->pivot}, {"reliable", fit->reliable()}};
+    json["fits"][metric] = {
+        {"slope", fit->slope},       {"kappa", fit->kappa}, {"spearman", fit->spearman},  {"r2", fit->r2}, {"worst_factor", fit->worst_factor},
+        {"exponent", fit->exponent}, {"pivot", fit->pivot}, {"reliable", fit->reliable()}};
     std::string windows;
     for (const plan::WindowSlope& w : fit->windows) {
       json["fits"][metric]["windows"].push_back({{"window", w.window}, {"runs", w.n_runs}, {"slope", w.slope}});
@@ -43,8 +46,8 @@ void print_fit(const sens::SensResult& sens, const std::string& output, bool as_
     if (!windows.empty()) windows += " tokens of window)";
     if (fit->exponent != 1) windows += fmt::format(" x (s / {:.1e})^{:+.2f}", fit->pivot, fit->exponent - 1);
     if (!as_json)
-      fmt::print("{:<14} measured = {:.2f} x predicted{}, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", metric, fit->slope, windows, fit->spearman, fit->r2,
-                 fit->worst_factor, fit->kappa, fit->reliable() ? "" : "; unreliable, only measured plans count");
+      fmt::print("{:<14} measured = {:.2f} x predicted{}, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", metric, fit->slope,
+                 windows, fit->spearman, fit->r2, fit->worst_factor, fit->kappa, fit->reliable() ? "" : "; unreliable, only measured plans count");
   }
   if (as_json) fmt::print("{}\n", json.dump(2));
   else fmt::print("{}\n", output);
@@ -67,10 +70,13 @@ int run_joint(const JointCommand& options, const Invocation& call) {
   plan::check_same_model(sens.model, options.sens, in.identity, options.run.model);
   check_disjoint(in, sens);
   const plan::Candidates candidates(sens, plan::Accounting{}, options.metric, log);
-  if (!candidates.metric_in_nats()) fail(ErrorKind::kUsage, "--metric " + candidates.metric(), "is not in nats and predicts no KL; use one of fisher_softmax, fisher_vec, fisher, logit_kl");
-  const std::vector<std::vector<plan::LayerOption>> runs = combinations(candidates, static_cast<std::size_t>(options.n_runs), static_cast<std::uint64_t>(options.run.seed));
+  if (!candidates.metric_in_nats())
+    fail(ErrorKind::kUsage, "--metric " + candidates.metric(), "is not in nats and predicts no KL; use one of fisher_softmax, fisher_vec, fisher, logit_kl");
+  const std::vector<std::vector<plan::LayerOption>> runs =
+      combinations(candidates, static_cast<std::size_t>(options.n_runs), static_cast<std::uint64_t>(options.run.seed));
   if (runs.size() < plan::kLeastJointRuns)
-    fail(ErrorKind::kInfeasible, options.sens, "holds {} combinations of undominated schemes, a fit needs {}; score more schemes", runs.size(), plan::kLeastJointRuns);
+    fail(ErrorKind::kInfeasible, options.sens, "holds {} combinations of undominated schemes, a fit needs {}; score more schemes", runs.size(),
+         plan::kLeastJointRuns);
   for (const auto& run : runs) contender_of(candidates, run, "a combination", in.corpus);
   if (options.run.dry_run) {
     fmt::print("runs       {}\ntime       about {}\n", counted(runs.size(), "combination"),
@@ -79,7 +85,8 @@ int run_joint(const JointCommand& options, const Invocation& call) {
   }
   progress.say(fmt::format("{}: {} on {}, {}", in.identity.name, counted(runs.size(), "combination"), counted(in.corpus.identity.n_documents, "document"),
                            counted(in.corpus.identity.n_tokens, "token")));
-  JointVerifier verifier(in, candidates, options.run.hidden_mem, std::numeric_limits<double>::infinity(), call, progress, static_cast<std::uint64_t>(options.run.seed), log);
+  JointVerifier verifier(in, candidates, options.run.hidden_mem, std::numeric_limits<double>::infinity(), call, progress,
+                         static_cast<std::uint64_t>(options.run.seed), log);
   const std::vector<plan::Measured> results = verifier.measure(runs, "joint runs");
   sens::JointRuns joint;
   joint.n_layers = candidates.n_layers();

@@ -70,7 +70,9 @@ struct Target {
   }
 };
 
-std::string damage_text(const sens::EvalDamage& d) { return fmt::format("x {:.3g} in layer {}, predicted PPL ratio {:.2f}", d.x, d.worst_layer, d.predicted_ppl_ratio); }
+std::string damage_text(const sens::EvalDamage& d) {
+  return fmt::format("x {:.3g} in layer {}, predicted PPL ratio {:.2f}", d.x, d.worst_layer, d.predicted_ppl_ratio);
+}
 
 void reject(std::vector<Rejection>& rejections, Rejection rejection, Progress& progress) {
   progress.say(fmt::format("{} is rejected unmeasured: {}", rejection.name, damage_text(rejection.damage)));
@@ -78,7 +80,8 @@ void reject(std::vector<Rejection>& rejections, Rejection rejection, Progress& p
 }
 
 bool same(const std::vector<plan::LayerOption>& a, const std::vector<plan::LayerOption>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const plan::LayerOption& x, const plan::LayerOption& y) { return x.k == y.k && x.v == y.v && x.tier_class == y.tier_class; });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const plan::LayerOption& x, const plan::LayerOption& y) { return x.k == y.k && x.v == y.v && x.tier_class == y.tier_class; });
 }
 std::int64_t bytes_of(const std::vector<plan::LayerOption>& choice) {
   std::int64_t sum = 0;
@@ -147,10 +150,13 @@ const Measurement* best_of(const std::vector<Measurement>& tried, const Target& 
   for (const Measurement& m : tried)
     if (m.measured && (!lowest || target.of(m) < target.of(*lowest))) lowest = &m;
   if (!lowest)
-    fail(ErrorKind::kInfeasible, plan, "asked for at most {:.4e} nats; the damage-curve gate rejects each of {} that were tried ({}); score wider schemes (kvsens --candidates) or allow more", target.limit,
-         counted(tried.size(), "plan"), damage_text(tried.back().damage));
-  fail(ErrorKind::kInfeasible, plan, "asked for at most {:.4e} nats; the lowest of {} measured {:.4e} at {:.3f} effective bits; score wider schemes (kvsens --candidates) or allow more", target.limit,
-       counted(tried.size(), "plan"), target.of(*lowest), plan::effective_bits(bytes_of(lowest->choice), candidates.elements()));
+    fail(
+        ErrorKind::kInfeasible, plan,
+        "asked for at most {:.4e} nats; the damage-curve gate rejects each of {} that were tried ({}); score wider schemes (kvsens --candidates) or allow more",
+        target.limit, counted(tried.size(), "plan"), damage_text(tried.back().damage));
+  fail(ErrorKind::kInfeasible, plan,
+       "asked for at most {:.4e} nats; the lowest of {} measured {:.4e} at {:.3f} effective bits; score wider schemes (kvsens --candidates) or allow more",
+       target.limit, counted(tried.size(), "plan"), target.of(*lowest), plan::effective_bits(bytes_of(lowest->choice), candidates.elements()));
 }
 
 /// What the gate found, for the plan's decision.
@@ -159,12 +165,14 @@ plan::Reason damage_reason(const std::optional<sens::DamageGate>& gate, const st
   const sens::DamageCurve& curve = gate->curve();
   plan::Reason out{"damage", "", {{"curve_ppl_ratio", curve.points.back().ppl_ratio}, {"curve_x", curve.points.back().x}}};
   if (curve.rejects_from) {
-    out.text = fmt::format("damage-curve gate on {}: a perplexity ratio of {:g} is predicted from x = {:.3g} on; {} rejected", counted(curve.n_documents, "document"), sens::kRuinedPplRatio, *curve.rejects_from,
-                           rejections.empty() ? "nothing" : counted(rejections.size(), "plan"));
+    out.text =
+        fmt::format("damage-curve gate on {}: a perplexity ratio of {:g} is predicted from x = {:.3g} on; {} rejected", counted(curve.n_documents, "document"),
+                    sens::kRuinedPplRatio, *curve.rejects_from, rejections.empty() ? "nothing" : counted(rejections.size(), "plan"));
     out.numbers.emplace_back("rejects_from", *curve.rejects_from);
   } else {
-    out.text = fmt::format("damage-curve gate on {}: noise on every key never raises perplexity {:g} times (at most {:.2f} times, x = {:.3g}): it rejects nothing", counted(curve.n_documents, "document"),
-                           sens::kRuinedPplRatio, sens::predicted_ppl_ratio(curve.points, curve.points.back().x), curve.points.back().x);
+    out.text = fmt::format(
+        "damage-curve gate on {}: noise on every key never raises perplexity {:g} times (at most {:.2f} times, x = {:.3g}): it rejects nothing",
+        counted(curve.n_documents, "document"), sens::kRuinedPplRatio, sens::predicted_ppl_ratio(curve.points, curve.points.back().x), curve.points.back().x);
   }
   for (const Rejection& r : rejections) {
     out.text += fmt::format("; unmeasured: {} ({})", r.name, damage_text(r.damage));
@@ -201,8 +209,8 @@ struct RefreshVerdict {
   plan::Reason reason;
 };
 
-RefreshVerdict choose_refresh(const plan::Candidates& candidates, const std::vector<plan::LayerOption>& choice, const std::vector<std::int64_t>& intervals, const Inputs& in,
-                              JointVerifier& verifier) {
+RefreshVerdict choose_refresh(const plan::Candidates& candidates, const std::vector<plan::LayerOption>& choice, const std::vector<std::int64_t>& intervals,
+                              const Inputs& in, JointVerifier& verifier) {
   std::vector<sens::Contender> runs = {contender_of(candidates, choice, "the plan", in.corpus)};
   for (sens::LayerChange& layer : runs.front().layers) layer.scale_refresh = 0;
   std::vector<std::int64_t> tried;
@@ -210,7 +218,11 @@ RefreshVerdict choose_refresh(const plan::Candidates& candidates, const std::vec
     if (std::optional<sens::Contender> refreshed = sens::refreshed_contender(runs.front(), in.identity, interval); refreshed && interval < in.corpus.longest())
       runs.push_back(std::move(*refreshed)), tried.push_back(interval);
   if (tried.empty())
-    return {0, {}, {"scale_refresh", "nothing to refresh: no unit has one static range a unit or KV head without center, smooth or had, or no document is longer than the interval", {}}};
+    return {0,
+            {},
+            {"scale_refresh",
+             "nothing to refresh: no unit has one static range a unit or KV head without center, smooth or had, or no document is longer than the interval",
+             {}}};
   const std::vector<sens::EvalContender> results = verifier.measure(runs, "scale refresh");
   const std::vector<double>& fixed = results.front().document_kld;
   RefreshVerdict out{0, verifier.measured(results.front()), {"scale_refresh", "", {{"static", results.front().total.kld.mean}}}};
@@ -221,18 +233,20 @@ RefreshVerdict choose_refresh(const plan::Candidates& candidates, const std::vec
     for (std::size_t d = 0; d < fixed.size(); ++d) less.push_back(fixed[d] - raised.document_kld[d]);
     const sens::MeanSe gain = sens::over_documents(less);
     out.reason.numbers.emplace_back(fmt::format("refresh_{}", tried[i]), raised.total.kld.mean);
-    out.reason.text += fmt::format("{}every {}: mean KL {:.3e}, {:.1e} +- {:.1e} less than with calibration's ranges", i == 0 ? "" : "; ", counted(tried[i], "token"),
-                                   raised.total.kld.mean, gain.mean, gain.se);
+    out.reason.text += fmt::format("{}every {}: mean KL {:.3e}, {:.1e} +- {:.1e} less than with calibration's ranges", i == 0 ? "" : "; ",
+                                   counted(tried[i], "token"), raised.total.kld.mean, gain.mean, gain.se);
     if (less.size() > 1 && gain.mean > 2 * gain.se && gain.mean > best) best = gain.mean, out.interval = tried[i], out.measured = verifier.measured(raised);
   }
-  out.reason.text += out.interval > 0 ? fmt::format("; raised every {}", counted(out.interval, "token")) : "; none is better by more than 2 SE: calibration's ranges stay";
+  out.reason.text +=
+      out.interval > 0 ? fmt::format("; raised every {}", counted(out.interval, "token")) : "; none is better by more than 2 SE: calibration's ranges stay";
   return out;
 }
 
 void print_result(const plan::Plan& plan, const std::vector<Rejection>& rejections, const std::string& note, const std::string& output) {
   if (const auto& p = plan.summary.predicted; p && p->joint)
-    fmt::print("{} joint runs: measured = {:.2f} x predicted, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n", p->joint->n_runs, p->joint->slope,
-               p->joint->spearman, p->joint->r2, p->joint->worst_factor, p->joint->kappa, p->joint->reliable() ? "" : "; predictions are unreliable, only measured plans count");
+    fmt::print("{} joint runs: measured = {:.2f} x predicted, Spearman {:.3f}, R2 {:.3f}, worst factor {:.2f}, ln PPL ratio = {:.2f} x KL{}\n",
+               p->joint->n_runs, p->joint->slope, p->joint->spearman, p->joint->r2, p->joint->worst_factor, p->joint->kappa,
+               p->joint->reliable() ? "" : "; predictions are unreliable, only measured plans count");
   fmt::print("{:>8}  {:>24}  plan\n", "bits", "measured KL ± SE");
   const bool has_error = plan.summary.measured->has_error();
   const auto line = [&](double bits, double kld, double se, const std::string& name) {
@@ -262,7 +276,8 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   Progress progress(call.verbosity);
   const LogSink log = progress.sink();
   const plan::Plan original = artifacts::read_plan(options.plan, log);
-  if (!original.request.imported.empty()) fail(ErrorKind::kUsage, options.plan, "was imported, not searched: there is nothing to refine; measure it with kvsens evaluate");
+  if (!original.request.imported.empty())
+    fail(ErrorKind::kUsage, options.plan, "was imported, not searched: there is nothing to refine; measure it with kvsens evaluate");
   if (!original.request.uniform.empty()) fail(ErrorKind::kUsage, options.plan, "is a uniform plan: there is nothing to refine; measure it with kvsens evaluate");
   const sens::SensResult sens = artifacts::read_sens_file(options.sens);
   if (!sens.params.empty()) artifacts::check_tensor_path(options.output);
@@ -283,18 +298,22 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     measured_baselines.push_back(b), runs.push_back(std::move(uniform));
   }
   const std::size_t first_sample = runs.size();
-  for (auto& sample : plan::joint_samples(candidates, choice.front().tier_class, static_cast<std::size_t>(options.joint), static_cast<std::uint64_t>(options.run.seed)))
+  for (auto& sample :
+       plan::joint_samples(candidates, choice.front().tier_class, static_cast<std::size_t>(options.joint), static_cast<std::uint64_t>(options.run.seed)))
     runs.push_back(std::move(sample));
   for (std::size_t i = 0; i < first_sample; ++i)
-    contender_of(candidates, runs[i], i == 0 ? "the plan" : fmt::format("the {} that it is compared with", original.baselines[measured_baselines[i - 1]].description), in.corpus);
+    contender_of(candidates, runs[i],
+                 i == 0 ? "the plan" : fmt::format("the {} that it is compared with", original.baselines[measured_baselines[i - 1]].description), in.corpus);
   if (options.run.dry_run) {
-    fmt::print("runs       {}, the plan, {}\ntime       about {}\n", counted(runs.size() - first_sample, "joint run"), counted(measured_baselines.size(), "baseline"),
+    fmt::print("runs       {}, the plan, {}\ntime       about {}\n", counted(runs.size() - first_sample, "joint run"),
+               counted(measured_baselines.size(), "baseline"),
                format_duration(1.2 * (static_cast<double>(runs.size() + 3) + damage_passes(in, sens.n_sinks)) * forward_seconds(in)));
     return 0;
   }
 
-  progress.say(fmt::format("{}: the plan, {} and {} on {}, {}", in.identity.name, counted(measured_baselines.size(), "baseline"), counted(runs.size() - first_sample, "combination"),
-                           counted(in.corpus.identity.n_documents, "document"), counted(in.corpus.identity.n_tokens, "token")));
+  progress.say(fmt::format("{}: the plan, {} and {} on {}, {}", in.identity.name, counted(measured_baselines.size(), "baseline"),
+                           counted(runs.size() - first_sample, "combination"), counted(in.corpus.identity.n_documents, "document"),
+                           counted(in.corpus.identity.n_tokens, "token")));
   JointVerifier verifier(in, candidates, options.run.hidden_mem, original.monitor.ppl_ratio_max, call, progress, static_cast<std::uint64_t>(options.run.seed), log);
   const std::vector<sens::EvalDamage> damage = verifier.judge({runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(first_sample)});
   std::vector<Rejection> rejections;
@@ -304,7 +323,10 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (i < first_sample && damage[i].rejected) {
       const plan::Baseline* const baseline = i == 0 ? nullptr : &original.baselines[measured_baselines[i - 1]];
-      reject(rejections, {baseline ? baseline->description : "the plan", baseline ? baseline->name : "plan", plan::effective_bits(bytes_of(runs[i]), candidates.elements()), damage[i]}, progress);
+      reject(rejections,
+             {baseline ? baseline->description : "the plan", baseline ? baseline->name : "plan", plan::effective_bits(bytes_of(runs[i]), candidates.elements()),
+              damage[i]},
+             progress);
       continue;
     }
     admitted.push_back(runs[i]), admitted_at.push_back(i);
@@ -316,7 +338,8 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
   std::optional<plan::JointFit> fit;
   std::vector<plan::JointRun> joint;
   for (std::size_t i = first_sample; i < runs.size(); ++i)
-    if (const double predicted = plan::unfitted_score(candidates, runs[i]); predicted > 0 && results[i]->kld > 0) joint.push_back({predicted, results[i]->kld, std::log(results[i]->ppl_ratio), 0, results[i]->kld_se});
+    if (const double predicted = plan::unfitted_score(candidates, runs[i]); predicted > 0 && results[i]->kld > 0)
+      joint.push_back({predicted, results[i]->kld, std::log(results[i]->ppl_ratio), 0, results[i]->kld_se});
   if (joint.size() >= plan::kLeastJointRuns) fit = plan::fit_joint(joint);
 
   plan::Plan refined = original;
@@ -332,13 +355,17 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     if (!same(best->choice, choice)) {
       refined = plan::plan_of(candidates, plan::found_of(candidates, best->choice), {}, request);
       refined.request = original.request;
-      note = fmt::format("the plan now takes {:.3f} effective bits instead of {:.3f}, by {}{}", refined.summary.effective_bits, original.summary.effective_bits, counted(static_cast<std::size_t>(std::count_if(tried.begin(), tried.end(), [](const Measurement& m) { return m.measured.has_value(); })), "measurement"),
-                         damage.front().rejected ? ": the damage-curve gate rejected the searched one" : "");
+      note =
+          fmt::format("the plan now takes {:.3f} effective bits instead of {:.3f}, by {}{}", refined.summary.effective_bits, original.summary.effective_bits,
+                      counted(static_cast<std::size_t>(std::count_if(tried.begin(), tried.end(), [](const Measurement& m) { return m.measured.has_value(); })),
+                              "measurement"),
+                      damage.front().rejected ? ": the damage-curve gate rejected the searched one" : "");
     }
   }
   const bool comparable = loss && loss->has_error();
   if (loss && !comparable && target.limit == 0 && !measured_baselines.empty())
-    note = fmt::format("the searched plan is kept unjudged: {} has no standard error to compare simpler plans by; give two or more (--num-samples)", counted(loss->n_documents, "document"));
+    note = fmt::format("the searched plan is kept unjudged: {} has no standard error to compare simpler plans by; give two or more (--num-samples)",
+                       counted(loss->n_documents, "document"));
   // Errors of both are taken as independent; on the same rows they are not, so the plan has to be better by more than it would need to be.
   // A rejected plan gives way to the best that fits its budget.
   const std::int64_t most_bytes = loss ? refined.summary.bytes : std::max(refined.summary.bytes, original.request.budget_bytes);
@@ -349,7 +376,9 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     if (!loss || loss->kld + 2 * std::hypot(loss->kld_se, b->kld_se) >= b->kld) simpler = i;
   }
   if (!loss && !simpler)
-    fail(ErrorKind::kInfeasible, options.plan, "the damage-curve gate rejects the plan ({}), and no baseline that fits the budget passes it; give a larger budget, or score wider schemes (kvsens --candidates)",
+    fail(ErrorKind::kInfeasible, options.plan,
+         "the damage-curve gate rejects the plan ({}), and no baseline that fits the budget passes it; give a larger budget, or score wider schemes (kvsens "
+         "--candidates)",
          damage_text(damage.front()));
   if (simpler) {
     loss = results[1 + *simpler];
@@ -369,7 +398,8 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
       plan::Plan with_refresh = plan::plan_of(counted_anew, plan::found_of(counted_anew, plan::choice_of(counted_anew, refined)), {}, raised);
       with_refresh.request = original.request;
       if (original.request.budget_bytes > 0 && with_refresh.summary.bytes > original.request.budget_bytes)
-        verdict.reason.text += fmt::format(", but its ranges by page take {} bytes more than the budget leaves: not recorded", with_refresh.summary.bytes - original.request.budget_bytes);
+        verdict.reason.text += fmt::format(", but its ranges by page take {} bytes more than the budget leaves: not recorded",
+                                           with_refresh.summary.bytes - original.request.budget_bytes);
       else
         with_refresh.decision.push_back(refined.decision.back()), refined = std::move(with_refresh), loss = *verdict.measured;
     }
@@ -399,12 +429,22 @@ int run_refine(const RefineCommand& options, const Invocation& call) {
     throw Error(ErrorKind::kInternal, "kvsens refine", "the plan does not hold when counted again", problems);
   artifacts::write_plan(refined, options.output);
   if (call.json) {
-    nlohmann::ordered_json j = {{"plan", options.output}, {"effective_bits", refined.summary.effective_bits}, {"measured", {{"kl", loss->kld}, {"kl_se", loss->kld_se}, {"ppl_ratio", loss->ppl_ratio}}}, {"note", note}};
+    nlohmann::ordered_json j = {{"plan", options.output},
+                                {"effective_bits", refined.summary.effective_bits},
+                                {"measured", {{"kl", loss->kld}, {"kl_se", loss->kld_se}, {"ppl_ratio", loss->ppl_ratio}}},
+                                {"note", note}};
     if (verifier.gate() && verifier.gate()->curve().rejects_from) j["rejects_from"] = *verifier.gate()->curve().rejects_from;
     j["rejected"] = nlohmann::ordered_json::array();
     for (const Rejection& r : rejections)
-      j["rejected"].push_back({{"name", r.name}, {"effective_bits", r.bits}, {"x", r.damage.x}, {"worst_layer", r.damage.worst_layer}, {"predicted_ppl_ratio", r.damage.predicted_ppl_ratio}});
-    if (fit) j["joint"] = {{"runs", fit->n_runs}, {"slope", fit->slope}, {"kappa", fit->kappa}, {"spearman", fit->spearman}, {"r2", fit->r2}, {"worst_factor", fit->worst_factor}, {"reliable", fit->reliable()}};
+      j["rejected"].push_back({{"name", r.name},
+                               {"effective_bits", r.bits},
+                               {"x", r.damage.x},
+                               {"worst_layer", r.damage.worst_layer},
+                               {"predicted_ppl_ratio", r.damage.predicted_ppl_ratio}});
+    if (fit)
+      j["joint"] = {{"runs", fit->n_runs},        {"slope", fit->slope}, {"kappa", fit->kappa},
+                    {"spearman", fit->spearman},  {"r2", fit->r2},       {"worst_factor", fit->worst_factor},
+                    {"reliable", fit->reliable()}};
     fmt::print("{}\n", j.dump(2));
   } else {
     print_result(refined, rejections, note, options.output);

@@ -43,10 +43,13 @@ std::string layer_ranges(const std::vector<int>& layers) {
 }
 
 void print_scores(const sens::SaliencyFraction& f) {
-  fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6}  {:>6}  {:>5}  {:>9}  {:>9}", "score", "hit rate ± SE", "whole prompt", "overlap", "gain", "layers", "worst", "fails", "E_out", "E_mass");
+  fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6}  {:>6}  {:>5}  {:>9}  {:>9}", "score", "hit rate ± SE", "whole prompt", "overlap", "gain", "layers",
+             "worst", "fails", "E_out", "E_mass");
   for (const sens::SaliencyBucket& b : f.scores[0].buckets) fmt::print("  {:>8}", fmt::format("{}+", b.first_position));
   fmt::print("\n");
-  const auto match_of = [](const std::vector<double>& out, const std::vector<double>& mass) { return fmt::format("{:>9.2e}  {:>9.2e}", mean_of(out), mean_of(mass)); };
+  const auto match_of = [](const std::vector<double>& out, const std::vector<double>& mass) {
+    return fmt::format("{:>9.2e}  {:>9.2e}", mean_of(out), mean_of(mass));
+  };
   for (std::size_t s = 0; s < sens::kTokenScores; ++s) {
     const sens::SaliencyScore& score = f.scores[s];
     double worst = 2, sum = 0;
@@ -56,22 +59,25 @@ void print_scores(const sens::SaliencyFraction& f) {
       worst = std::min(worst, layer.rates.hit.mean), sum += layer.rates.hit.mean, failing += layer.rates.hit.mean < sens::kLeastHitRate;
       if (layer.e_out) e_out.push_back(*layer.e_out), e_mass.push_back(*layer.e_mass);
     }
-    fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6.3f}  {:>6.3f}  {:>5}  {}", sens::kTokenScoreNames[s], rate(score.total.hit), rate(score.total.prompt_hit), rate(score.total.overlap),
-               rate(score.total.gain), sum / static_cast<double>(score.layers.size()), worst, failing, e_out.empty() ? fmt::format("{:>9}  {:>9}", "", "") : match_of(e_out, e_mass));
+    fmt::print("{:<24}  {:>13}  {:>13}  {:>13}  {:>13}  {:>6.3f}  {:>6.3f}  {:>5}  {}", sens::kTokenScoreNames[s], rate(score.total.hit),
+               rate(score.total.prompt_hit), rate(score.total.overlap), rate(score.total.gain), sum / static_cast<double>(score.layers.size()), worst, failing,
+               e_out.empty() ? fmt::format("{:>9}  {:>9}", "", "") : match_of(e_out, e_mass));
     for (const sens::SaliencyBucket& b : score.buckets) fmt::print("  {:>8.3f}", b.rates.hit.mean);
     fmt::print("\n");
   }
-  fmt::print("{:<106}  {}\n{:<106}  {}\n", "(no tier)", match_of(f.e_out_base, f.e_mass_base), "(all coded tokens in the tier)", match_of(f.e_out_salient, f.e_mass_salient));
+  fmt::print("{:<106}  {}\n{:<106}  {}\n", "(no tier)", match_of(f.e_out_base, f.e_mass_base), "(all coded tokens in the tier)",
+             match_of(f.e_out_salient, f.e_mass_salient));
 }
 
 void print_verdicts(const sens::SaliencyFraction& f, const sens::SaliencyResult& result) {
   const char* const best = sens::kTokenScoreNames[f.best];
   const bool clear = f.lead.mean > 2 * f.lead.se;
-  fmt::print("{}: {}, {:.3f} ± {:.3f} ahead of {}\n", clear ? "wins" : "first, but not by more than 2 SE", best, f.lead.mean, f.lead.se, sens::kTokenScoreNames[f.runner_up]);
+  fmt::print("{}: {}, {:.3f} ± {:.3f} ahead of {}\n", clear ? "wins" : "first, but not by more than 2 SE", best, f.lead.mean, f.lead.se,
+             sens::kTokenScoreNames[f.runner_up]);
   for (std::size_t s = sens::kOwnScores; s < sens::kTokenScores; ++s) {
     const sens::LastLayerVerdict v = sens::last_layer_verdict(f, s);
-    fmt::print("{}: {}, hit rate {:.3f} in layer {}\n", sens::kTokenScoreNames[s], v.allowed ? "may be reused in every layer; worst" : "may not be reused in every layer", v.worst_hit,
-               result.layers[v.worst_layer].index);
+    fmt::print("{}: {}, hit rate {:.3f} in layer {}\n", sens::kTokenScoreNames[s],
+               v.allowed ? "may be reused in every layer; worst" : "may not be reused in every layer", v.worst_hit, result.layers[v.worst_layer].index);
   }
   std::vector<int> keeps;
   for (std::size_t l = 0; l < result.layers.size(); ++l)
@@ -86,10 +92,11 @@ void print_verdicts(const sens::SaliencyFraction& f, const sens::SaliencyResult&
 
 void print_table(const sens::SaliencyResult& result, const std::string& output) {
   const sens::SaliencySettings& s = result.settings;
-  fmt::print("{} of up to {}, base {}:{}, tier {}, sinks {}, window {}\n", counted(s.n_documents, "document"), counted(s.seq_len, "token"), s.base_k, s.base_v, s.salient, s.n_sinks, s.window);
+  fmt::print("{} of up to {}, base {}:{}, tier {}, sinks {}, window {}\n", counted(s.n_documents, "document"), counted(s.seq_len, "token"), s.base_k, s.base_v,
+             s.salient, s.n_sinks, s.window);
   for (const sens::SaliencyFraction& f : result.fractions) {
-    fmt::print("\nfraction {}: {} of every {} coded tokens ({:.3f}); the best set of that size catches {:.3f} of the attention\n", f.requested, f.block_salient, f.block_base + f.block_salient,
-               f.achieved, f.scores[0].total.catchable);
+    fmt::print("\nfraction {}: {} of every {} coded tokens ({:.3f}); the best set of that size catches {:.3f} of the attention\n", f.requested, f.block_salient,
+               f.block_base + f.block_salient, f.achieved, f.scores[0].total.catchable);
     print_scores(f);
     print_verdicts(f, result);
   }
@@ -135,7 +142,8 @@ int run_saliency(const SaliencyCommand& options, const Invocation& call) {
   result.same_text_as_calibration = same_text(result.data, result.calibration_data);
   if (result.same_text_as_calibration) kept.warning("measured on the text of the statistics; held-out text is needed for a verdict");
   if (result.data.n_documents < 2) kept.warning("one document has no standard error; give two or more (--num-samples)");
-  progress.say(fmt::format("{}: {}, {}, {}", in.identity.name, counted(result.data.n_documents, "document"), counted(result.data.n_tokens, "token"), counted(settings.fractions.size(), "fraction")));
+  progress.say(fmt::format("{}: {}, {}, {}", in.identity.name, counted(result.data.n_documents, "document"), counted(result.data.n_tokens, "token"),
+                           counted(settings.fractions.size(), "fraction")));
   warn_untested_positions(in.identity, result.data, kept);
   ThreadPool pool(call.n_threads());
   PhaseProgress phases(progress, call, result.data.n_tokens);

@@ -77,7 +77,9 @@ struct Constants {
     const std::string text = scheme;
     if (text.find(".pre") != std::string::npos) chan_perm = "spread" + std::to_string(width / 2), u.chan_perm = chan_perm.c_str();
     if (text.find(".center") != std::string::npos) mean = rows_of(77, std::int64_t{heads} * width), u.mean = mean.data();
-    const std::size_t n = text.find(".channel.static") != std::string::npos ? static_cast<std::size_t>(heads * width) : text.find(".head") != std::string::npos ? static_cast<std::size_t>(heads) : 0;
+    const std::size_t n = text.find(".channel.static") != std::string::npos ? static_cast<std::size_t>(heads * width)
+                          : text.find(".head") != std::string::npos         ? static_cast<std::size_t>(heads)
+                                                                            : 0;
     lo.assign(n, -4.0f), hi.assign(n, 4.0f);
     if (n > 0) u.clip_hi = hi.data();
     if (n > 0 && text.substr(0, 3) != "fp8") u.clip_lo = lo.data();
@@ -135,7 +137,8 @@ void rotate_query(const kvrt_layer_view& l, std::int64_t position, float* x) {
 }
 
 /// 4 u (A_v + A_s) with u of bf16, since exact pages are (KERNELS.md 7). q, keys: behind RoPE.
-void add_tolerance(const kvrt_layer_view& l, const float* q, const float* keys, const float* values, std::int64_t n, const float* out, const float* lse, float* tolerance) {
+void add_tolerance(const kvrt_layer_view& l, const float* q, const float* keys, const float* values, std::int64_t n, const float* out, const float* lse,
+                   float* tolerance) {
   const int width = l.head_dim, group = l.n_q_heads / l.n_kv_heads;
   for (int h = 0; h < l.n_q_heads; ++h) {
     std::vector<double> sum(static_cast<std::size_t>(width));
@@ -160,12 +163,20 @@ void add_tolerance(const kvrt_layer_view& l, const float* q, const float* keys, 
 }  // namespace
 
 const std::vector<ContextSpec>& context_specs() {
-  static const std::vector<ContextSpec> specs = {
-      {"bf16", "bf16", 128, 2, 4, 32},           {"int8.token.g", "int8.token.g", 128, 2, 4, 32}, {"int8.token.g", "int4.token.g", 64, 2, 3, 16},
-      {"int4.token.g", "int4.token.g", 128, 2, 8, 0}, {"int4.token.g64", "int4.token.g32", 128, 1, 4, 32}, {"int4.token.g.had", "int4.token.g.had", 64, 2, 4, 32},
-      {"int8.token.g.center", "int4.token.g.center", 64, 2, 4, 32}, {"int4.channel.g64", "int4.token.g", 64, 2, 4, 32},
-      {"int3.channel.g32", "int3.token.g64", 128, 2, 4, 32}, {"fp8e4m3.head", "fp8e4m3.head", 128, 2, 4, 32}, {"int8.channel.static", "int8.channel.g32", 64, 2, 4, 16},
-      {"lm4.token.g.had", "lm3.token.g.had", 64, 2, 4, 32}, {"int4.channel.g64.pre", "int4.token.g", 64, 2, 4, 32}, {"int3.channel.g64.pre", "int3.token.g", 128, 2, 4, 32}};
+  static const std::vector<ContextSpec> specs = {{"bf16", "bf16", 128, 2, 4, 32},
+                                                 {"int8.token.g", "int8.token.g", 128, 2, 4, 32},
+                                                 {"int8.token.g", "int4.token.g", 64, 2, 3, 16},
+                                                 {"int4.token.g", "int4.token.g", 128, 2, 8, 0},
+                                                 {"int4.token.g64", "int4.token.g32", 128, 1, 4, 32},
+                                                 {"int4.token.g.had", "int4.token.g.had", 64, 2, 4, 32},
+                                                 {"int8.token.g.center", "int4.token.g.center", 64, 2, 4, 32},
+                                                 {"int4.channel.g64", "int4.token.g", 64, 2, 4, 32},
+                                                 {"int3.channel.g32", "int3.token.g64", 128, 2, 4, 32},
+                                                 {"fp8e4m3.head", "fp8e4m3.head", 128, 2, 4, 32},
+                                                 {"int8.channel.static", "int8.channel.g32", 64, 2, 4, 16},
+                                                 {"lm4.token.g.had", "lm3.token.g.had", 64, 2, 4, 32},
+                                                 {"int4.channel.g64.pre", "int4.token.g", 64, 2, 4, 32},
+                                                 {"int3.channel.g64.pre", "int3.token.g", 128, 2, 4, 32}};
   return specs;
 }
 
@@ -281,7 +292,8 @@ std::string compare_contexts(const ContextResult& reference, const ContextResult
   *worst = 0;
   for (int exact = 0; exact < 2; ++exact) {
     for (int side = 0; side < KVRT_SIDES; ++side) {
-      if (reference.pages[exact][side] != result.pages[exact][side]) return std::string(exact == 0 ? "exact" : "base") + " pages of " + (side == KVRT_K ? "K" : "V") + " differ";
+      if (reference.pages[exact][side] != result.pages[exact][side])
+        return std::string(exact == 0 ? "exact" : "base") + " pages of " + (side == KVRT_K ? "K" : "V") + " differ";
     }
   }
   if (reference.out.size() != result.out.size() || reference.tolerance.size() != result.out.size()) return "outputs are missing";

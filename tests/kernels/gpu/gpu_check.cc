@@ -133,7 +133,8 @@ bool compare_contexts(const char* goldens_path) {
     if (verdict.empty()) verdict = testing::compare_contexts(goldens[i], direct, &worst_golden);
     if (verdict.empty()) {
       check(testing::run_context(spec, KVRT_BACKEND_CUDA, &captured, run_captured));
-      if (captured.out != direct.out || captured.log_sum_exp != direct.log_sum_exp || captured.pages[1][0] != direct.pages[1][0]) verdict = "the graph gives other results";
+      if (captured.out != direct.out || captured.log_sum_exp != direct.log_sum_exp || captured.pages[1][0] != direct.pages[1][0])
+        verdict = "the graph gives other results";
     }
     for (char& c : verdict) c = c == '"' || c == '\\' ? ' ' : c;
     is_right = is_right && verdict.empty();

@@ -82,16 +82,23 @@ TEST_P(DecodeTwoPass, LengthsSegmentsAndHeads) {
 }
 INSTANTIATE_TEST_SUITE_P(Families, DecodeTwoPass, ::testing::Combine(::testing::ValuesIn(kTwoPass), ::testing::Values(64, 128, 256)), name_of_pair);
 // Widths without a kernel of their own run padded; no channel behind the last one joins a sum.
-INSTANTIATE_TEST_SUITE_P(Padded, DecodeTwoPass, ::testing::Combine(::testing::Values(SchemePair{"int4.token.g", "int4.token.g"},
-                         SchemePair{"int3.token.g", "int2.token.g"}, SchemePair{"fp8e4m3.token.g", "nuq3.token.g"}, SchemePair{"bf16", "bf16"},
-                         SchemePair{"lm3.token.g", "int3.channel.g32"}, SchemePair{"int2.token.g4", "nuq2.channel.static"}, SchemePair{"nuq4.token.g", "fp8e4m3.token.g"},
-                         SchemePair{"int8.channel.g32", "int8.token.g4"}), ::testing::Values(8, 72, 80, 96, 100, 192)), name_of_pair);
+INSTANTIATE_TEST_SUITE_P(Padded, DecodeTwoPass,
+                         ::testing::Combine(::testing::Values(SchemePair{"int4.token.g", "int4.token.g"}, SchemePair{"int3.token.g", "int2.token.g"},
+                                                              SchemePair{"fp8e4m3.token.g", "nuq3.token.g"}, SchemePair{"bf16", "bf16"},
+                                                              SchemePair{"lm3.token.g", "int3.channel.g32"}, SchemePair{"int2.token.g4", "nuq2.channel.static"},
+                                                              SchemePair{"nuq4.token.g", "fp8e4m3.token.g"}, SchemePair{"int8.channel.g32", "int8.token.g4"}),
+                                            ::testing::Values(8, 72, 80, 96, 100, 192)),
+                         name_of_pair);
 // The same with groups that no lane has to itself, of every family on either side: parameters are looked up channel by channel.
-INSTANTIATE_TEST_SUITE_P(PaddedGroups, DecodeTwoPass, ::testing::Combine(::testing::Values(SchemePair{"int8.token.g4", "int2.token.g4"},
-                         SchemePair{"int4.token.g2", "int4.token.g4"}, SchemePair{"int3.token.g4", "int3.token.g2"}, SchemePair{"fp8e4m3.token.g4", "fp8e4m3.token.g4"},
-                         SchemePair{"lm4.token.g4", "lm2.token.g4"}, SchemePair{"lm3.token.g2", "lm4.token.g4"}, SchemePair{"lm2.token.g4", "lm3.token.g4"},
-                         SchemePair{"int4.channel.g32", "int8.channel.g32"}, SchemePair{"int3.channel.g32", "int4.channel.g32"},
-                         SchemePair{"int2.channel.g32", "int2.channel.g32"}), ::testing::Values(4, 72, 100, 132, 252)), name_of_pair);
+INSTANTIATE_TEST_SUITE_P(PaddedGroups, DecodeTwoPass,
+                         ::testing::Combine(::testing::Values(SchemePair{"int8.token.g4", "int2.token.g4"}, SchemePair{"int4.token.g2", "int4.token.g4"},
+                                                              SchemePair{"int3.token.g4", "int3.token.g2"}, SchemePair{"fp8e4m3.token.g4", "fp8e4m3.token.g4"},
+                                                              SchemePair{"lm4.token.g4", "lm2.token.g4"}, SchemePair{"lm3.token.g2", "lm4.token.g4"},
+                                                              SchemePair{"lm2.token.g4", "lm3.token.g4"}, SchemePair{"int4.channel.g32", "int8.channel.g32"},
+                                                              SchemePair{"int3.channel.g32", "int4.channel.g32"},
+                                                              SchemePair{"int2.channel.g32", "int2.channel.g32"}),
+                                            ::testing::Values(4, 72, 100, 132, 252)),
+                         name_of_pair);
 
 DecodeSpec one_sequence(const std::string& k, const std::string& v, std::int64_t n) {
   DecodeSpec spec;
@@ -199,7 +206,8 @@ TEST(DecodeRefusals, ByName) {
   DecodeArgs args{};
   args.n_query_heads = 8, args.head_dim = 128;
   EXPECT_NE(decode_cuda(args, unit_of(DecodeFamily::kB16, DecodeFamily::kI8, 128), DecodePath::kFused, nullptr).text().find("K b16 with V i8"), std::string::npos);
-  EXPECT_NE(decode_cuda(args, unit_of(DecodeFamily::kB16, DecodeFamily::kI8, 128), DecodePath::kTwoPass, nullptr).text().find("no memory for scores"), std::string::npos);
+  EXPECT_NE(decode_cuda(args, unit_of(DecodeFamily::kB16, DecodeFamily::kI8, 128), DecodePath::kTwoPass, nullptr).text().find("no memory for scores"),
+            std::string::npos);
   EXPECT_EQ(decode_cuda(args, unit_of(DecodeFamily::kI8, DecodeFamily::kI8, 64), DecodePath::kFused, nullptr).code(), Code::kArgument);
   Scheme scheme;
   std::string error;

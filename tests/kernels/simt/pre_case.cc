@@ -79,7 +79,8 @@ PreCase::PreCase(const PreSpec& spec) : spec_(spec), schemes_{testing::scheme_of
       const std::int64_t tiles = live_tiles(segments_[i]);
       for (std::int64_t t = 0; segment_rows_[i] == static_cast<int>(row) && t < tiles; t += spec_.tiles_a_chunk) {
         const bool is_exact = segments_[i].k.codec.format == Format::kBf16;
-        chunks_.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(row + (is_exact ? 0 : tokens_.size())), t, std::min(tiles, t + spec_.tiles_a_chunk)});
+        chunks_.push_back(
+            {static_cast<std::int32_t>(i), static_cast<std::int32_t>(row + (is_exact ? 0 : tokens_.size())), t, std::min(tiles, t + spec_.tiles_a_chunk)});
       }
     }
   }
@@ -102,7 +103,8 @@ PageCodec PreCase::codec_of(bool is_key, bool is_exact, int head) {
   }
   if (codec.granularity == Granularity::kChannelStatic) {
     ranges_.emplace_back();
-    for (int d = 0; d < spec_.head_dim; ++d) ranges_.back().push_back(static_range(scheme.format, -2.5f - 0.01f * static_cast<float>(d + head), 2.0f + 0.03f * static_cast<float>(d)));
+    for (int d = 0; d < spec_.head_dim; ++d)
+      ranges_.back().push_back(static_range(scheme.format, -2.5f - 0.01f * static_cast<float>(d + head), 2.0f + 0.03f * static_cast<float>(d)));
     codec.channel_ranges = ranges_.back().data();
   }
   return codec;
@@ -142,7 +144,8 @@ void PreCase::add_segment(const PreSequence& sequence, std::int64_t first_token,
       if (is_exact) {  // in order of time, as append writes them: the first slot of a page names the newest turn of the ring
         const std::int64_t position = sequence.first_position + first_token + t;
         store_slot_position(at, 2, static_cast<int>(slot % page_tokens), position);
-        if (slot % page_tokens != 0 && slot / page_tokens == first_slot / page_tokens && t < page_tokens) store_le64(at, static_cast<std::uint64_t>(position - slot % page_tokens));
+        if (slot % page_tokens != 0 && slot / page_tokens == first_slot / page_tokens && t < page_tokens)
+          store_le64(at, static_cast<std::uint64_t>(position - slot % page_tokens));
       } else {
         store_le64(at, static_cast<std::uint64_t>(position_of(slot / page_tokens * page_tokens) + spec_.header_error));
         at[kSlotOffsets + slot % page_tokens] = static_cast<std::uint8_t>(offset_of(slot));

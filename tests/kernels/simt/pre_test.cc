@@ -43,8 +43,8 @@ INSTANTIATE_TEST_SUITE_P(Fused, PreKeys, ::testing::Combine(::testing::ValuesIn(
 
 TEST(PreOrders, PartialAndInterleavedRotationsInTwoPasses) {
   for (const int head_dim : {64, 128}) {
-    for (const char* k : {"int8.channel.g64.pre", "int4.channel.g32.pre", "int4.token.g64.pre", "int3.channel.g64.pre", "int2.token.g32.pre", "nuq4.channel.static.pre",
-                          "lm3.token.g.pre", "nuq2.channel.static.pre"}) {
+    for (const char* k : {"int8.channel.g64.pre", "int4.channel.g32.pre", "int4.token.g64.pre", "int3.channel.g64.pre", "int2.token.g32.pre",
+                          "nuq4.channel.static.pre", "lm3.token.g.pre", "nuq2.channel.static.pre"}) {
       for (const int part : {2, 4, -1, -2}) {  // half, quarter; interleaved: all, half
         if (std::string(k).find("int3") == 0 && head_dim == 64) continue;  // DecodeRefusals
         PreSpec spec = split_spec(k, "fp8e4m3.token.g", head_dim);

@@ -10,7 +10,8 @@ namespace {
 constexpr Settings kThreaded{Mode::kThreads};
 
 void expect_clean_decode() {
-  for (const char* scheme : {"int4.token.g", "int4.token.g32", "bf16", "fp8e4m3.token.g16", "int3.channel.g32", "int2.token.g", "nuq4.channel.static", "lm3.token.g"}) {
+  for (const char* scheme :
+       {"int4.token.g", "int4.token.g32", "bf16", "fp8e4m3.token.g16", "int3.channel.g32", "int2.token.g", "nuq4.channel.static", "lm3.token.g"}) {
     DecodeSpec spec;
     spec.n_kv_heads = 1, spec.head_dim = 64, spec.n_query_heads = 3;
     spec.sequences = {{{scheme, scheme, 97}, {"bf16", "bf16", 7, 16}}};

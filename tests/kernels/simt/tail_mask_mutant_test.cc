@@ -9,8 +9,8 @@ namespace kvrt::simt {
 namespace {
 
 TEST(TailMaskMutant, IsSeenByEveryFamily) {
-  for (const char* scheme : {"int4.token.g", "int4.token.g32", "int8.token.g", "bf16", "fp16", "fp8e4m3.head", "fp8e4m3.token.g", "int3.token.g", "int2.token.g", "nuq4.token.g",
-                             "lm3.token.g", "int4.channel.static"}) {
+  for (const char* scheme : {"int4.token.g", "int4.token.g32", "int8.token.g", "bf16", "fp16", "fp8e4m3.head", "fp8e4m3.token.g", "int3.token.g",
+                             "int2.token.g", "nuq4.token.g", "lm3.token.g", "int4.channel.static"}) {
     DecodeSpec spec;
     spec.n_kv_heads = 1, spec.head_dim = 64;
     spec.sequences = {{{scheme, scheme, 65}}};
