@@ -17,6 +17,7 @@ using sens::EvalContender;
 using sens::EvalGeneration;
 using sens::EvalReplies;
 using sens::EvalResult;
+using sens::EvalRetrieval;
 using sens::KldBlock;
 using sens::MeanSe;
 
@@ -85,6 +86,30 @@ EvalGeneration generation_from_json(const JsonValue& value) {
           numbers(value.at("document_row_kld")), value.at("n_catastrophic").integer(), interval.element(0).number(), interval.element(1).number()};
 }
 
+ordered_json retrieval_to_json(const EvalRetrieval& r) {
+  ordered_json out = {{"cells", ordered_json::array()}};
+  for (const sens::RetrievalCell& c : r.cells) {
+    ordered_json cell = {{"length", c.length}};
+    if (c.depth) cell["depth"] = *c.depth;
+    cell["n"] = c.n, cell["hits"] = c.hits;
+    out["cells"].push_back(std::move(cell));
+  }
+  if (r.pass) out["pass"] = *r.pass;
+  return out;
+}
+
+EvalRetrieval retrieval_from_json(const JsonValue& value) {
+  EvalRetrieval out;
+  const JsonValue cells = value.at("cells");
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const JsonValue c = cells.element(i);
+    out.cells.push_back({c.at("length").integer(), std::nullopt, c.at("n").integer(), c.at("hits").integer()});
+    if (c.has("depth")) out.cells.back().depth = c.at("depth").number();
+  }
+  if (value.has("pass")) out.pass = value.at("pass").boolean();
+  return out;
+}
+
 ordered_json attention_to_json(const sens::EvalAttention& a) {
   return {{"kl", mean_to_json(a.kl)}, {"e_out", mean_to_json(a.e_out)}, {"e_mass", mean_to_json(a.e_mass)},
           {"layer_kl", a.layer_kl}, {"layer_e_out", a.layer_e_out}, {"layer_e_mass", a.layer_e_mass}};
@@ -134,6 +159,7 @@ ordered_json contender_to_json(const EvalContender& contender) {
   if (contender.attention) out["attention"] = attention_to_json(*contender.attention);
   if (contender.damage) out["damage"] = damage_to_json(*contender.damage);
   if (contender.generation) out["generation"] = generation_to_json(*contender.generation);
+  if (contender.retrieval) out["retrieval"] = retrieval_to_json(*contender.retrieval);
   out["total"] = block_to_json(contender.total);
   if (!contender.document_kld.empty()) out["document_kld"] = contender.document_kld;
   out["buckets"] = ordered_json::array();
@@ -162,6 +188,7 @@ EvalContender contender_from_json(const JsonValue& value) {
   if (value.has("attention")) out.attention = attention_from_json(value.at("attention"));
   if (value.has("damage")) out.damage = damage_from_json(value.at("damage"));
   if (value.has("generation")) out.generation = generation_from_json(value.at("generation"));
+  if (value.has("retrieval")) out.retrieval = retrieval_from_json(value.at("retrieval"));
   out.total = block_from_json(value.at("total"));
   if (value.has("document_kld")) out.document_kld = numbers(value.at("document_kld"));
   const JsonValue buckets = value.at("buckets");
@@ -192,6 +219,7 @@ std::string eval_to_json(const EvalResult& result) {
     if (g.end_token) out["generation"]["end_token"] = *g.end_token;
   }
   if (result.reference_replies) out["reference_replies"] = replies_to_json(*result.reference_replies);
+  if (result.reference_retrieval) out["reference_retrieval"] = retrieval_to_json(*result.reference_retrieval);
   if (result.damage_curve) out["damage_curve"] = curve_to_json(*result.damage_curve);
   out["contenders"] = ordered_json::array();
   for (const EvalContender& contender : result.contenders) out["contenders"].push_back(contender_to_json(contender));
@@ -233,6 +261,7 @@ EvalResult read_eval_file(const std::string& path) {
   }
   if (root.has("damage_curve")) out.damage_curve = curve_from_json(root.at("damage_curve"));
   if (root.has("reference_replies")) out.reference_replies = replies_from_json(root.at("reference_replies"));
+  if (root.has("reference_retrieval")) out.reference_retrieval = retrieval_from_json(root.at("reference_retrieval"));
   const JsonValue contenders = root.at("contenders");
   for (std::size_t i = 0; i < contenders.size(); ++i) out.contenders.push_back(contender_from_json(contenders.element(i)));
   out.warnings = root.at("warnings").strings();

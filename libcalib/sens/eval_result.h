@@ -52,6 +52,17 @@ struct EvalGeneration {
   double catastrophic_low = 0, catastrophic_high = 0;    ///< Wilson 95 % interval of their share
 };
 
+/// Numbers told in running text and asked for at its end: `hits` of `n` answers are what a greedy reply would say.
+struct RetrievalCell {
+  std::int64_t length = 0;      ///< tokens of the texts
+  std::optional<double> depth;  ///< of a text's only number; empty: texts with four numbers
+  std::int64_t n = 0, hits = 0;
+};
+struct EvalRetrieval {
+  std::vector<RetrievalCell> cells;  ///< by length, then depth, the four numbers last
+  std::optional<bool> pass;          ///< of retrieval_passes(); empty for the reference, and where it says nothing
+};
+
 /// Attention over a contender's cache against exact attention, on the reference's own inputs of every layer. Means over layers, then documents.
 struct EvalAttention {
   MeanSe kl;      ///< of the probabilities, nats, mean over query heads
@@ -104,6 +115,7 @@ struct EvalContender {
   std::optional<MeanSe> kld_slope;           ///< of ln KLD against ln position; see kld_block.h
   std::vector<std::string> flags;            ///< of length_flags(); empty where indistinguishable
   std::optional<EvalGeneration> generation;
+  std::optional<EvalRetrieval> retrieval;
   std::optional<EvalAttention> attention;
   std::optional<EvalDamage> damage;
 };
@@ -133,6 +145,7 @@ struct EvalResult {
   std::vector<EvalContender> contenders;
   std::optional<GenerationSettings> generation;
   std::optional<EvalReplies> reference_replies;
+  std::optional<EvalRetrieval> reference_retrieval;
   std::optional<DamageCurve> damage_curve;
   std::vector<std::string> warnings;
 };

@@ -202,14 +202,13 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
   }
 }
 
-EvaluateEstimate estimate_evaluate(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_contenders,
-                                   const EvaluateOptions& options) {
+EvaluateEstimate estimate_walk(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_runs, const EvaluateOptions& options) {
   std::int64_t tokens = 0, longest = 0;
   for (const text::Document& d : documents) {
     tokens += static_cast<std::int64_t>(d.ids.size());
     longest = std::max(longest, static_cast<std::int64_t>(d.ids.size()));
   }
-  const std::int64_t hidden = tokens * static_cast<std::int64_t>(n_contenders + kFirstContender) * model.hidden_bytes_per_token();
+  const std::int64_t hidden = tokens * static_cast<std::int64_t>(n_runs) * model.hidden_bytes_per_token();
   EvaluateEstimate out;
   out.hidden_memory_bytes = std::min(hidden, options.hidden_memory_bytes);
   out.hidden_spill_bytes = hidden - out.hidden_memory_bytes;
@@ -219,9 +218,14 @@ EvaluateEstimate estimate_evaluate(const model::StreamingModel& model, const std
                               3 * options.query_tile * longest * layer.n_q_heads * 4;
   const std::int64_t vocab = model.identity().vocab_size;
   const std::int64_t head = model.head_bytes() + 6 * model::logit_tile_rows(vocab) * vocab * 4 +
-                            static_cast<std::int64_t>(n_contenders + kFirstContender) * longest * model.hidden_bytes_per_token();
+                            static_cast<std::int64_t>(n_runs) * longest * model.hidden_bytes_per_token();
   out.working_bytes = std::max(blocks + model.block_bytes(), head);
   return out;
+}
+
+EvaluateEstimate estimate_evaluate(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_contenders,
+                                   const EvaluateOptions& options) {
+  return estimate_walk(model, documents, n_contenders + kFirstContender, options);
 }
 
 }  // namespace calib::sens

@@ -40,6 +40,10 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
 struct EvaluateEstimate {
   std::int64_t hidden_memory_bytes = 0, hidden_spill_bytes = 0, working_bytes = 0;
 };
+/// Of a walk of n_runs runs, the reference among them, over the documents.
+EvaluateEstimate estimate_walk(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_runs,
+                               const EvaluateOptions& options);
+/// Of evaluate().
 EvaluateEstimate estimate_evaluate(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_contenders,
                                    const EvaluateOptions& options);
 

@@ -1,7 +1,6 @@
 #include "libcalib/sens/generate.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include <c10/core/GradMode.h>
@@ -53,19 +52,6 @@ std::size_t prompts_together(const model::StreamingModel& model, std::size_t n_p
   return std::min(n_prompts, static_cast<std::size_t>(std::max<std::int64_t>(1, fit)));
 }
 
-/// Greedy choice of every row, lowest id on ties.
-Reply choices(const model::Head& head, const at::Tensor& x, const std::string& name) {
-  const at::Tensor logits = head.logits(x).to(at::kCPU, at::kFloat).contiguous();
-  Reply out;
-  for (std::int64_t r = 0; r < logits.size(0); ++r) {
-    const float* row = logits.data_ptr<float>() + r * logits.size(1);
-    const float* top = std::max_element(row, row + logits.size(1));
-    if (!std::isfinite(*top)) fail(ErrorKind::kNumeric, name, "non-finite logits while generating");
-    out.push_back(static_cast<text::TokenId>(top - row));
-  }
-  return out;
-}
-
 /// Prompts of equal length, continued in step so that the weights are read once a token for all of them.
 class Decoder {
  public:
@@ -84,7 +70,7 @@ class Decoder {
       caches.push_back(empty_caches());
       const at::Tensor x = forward(loaded_.embedding->lookup(prompts[d].ids), {&caches[d]});
       active.push_back(d);
-      next.push_back(choices(*loaded_.head, x.slice(0, x.size(0) - 1), name_).front());
+      next.push_back(greedy_choices(*loaded_.head, x.slice(0, x.size(0) - 1), name_).front());
       work_.advance(options_.depth);
     }
     for (std::int64_t t = 0; t < options_.n_tokens; ++t) {
@@ -100,7 +86,7 @@ class Decoder {
       if (active.empty() || t + 1 == options_.n_tokens) continue;
       std::vector<Caches*> rows;
       for (const std::size_t d : active) rows.push_back(&caches[d]);
-      next = choices(*loaded_.head, forward(loaded_.embedding->lookup(last), rows), name_);
+      next = greedy_choices(*loaded_.head, forward(loaded_.embedding->lookup(last), rows), name_);
     }
     return replies;
   }

@@ -193,4 +193,16 @@ std::vector<std::vector<KldRow>> compare_final_states(const model::Head& head, c
   return out;
 }
 
+std::vector<text::TokenId> greedy_choices(const model::Head& head, const at::Tensor& x, const std::string& run_name) {
+  const at::Tensor logits = on_cpu(head.logits(x));
+  std::vector<text::TokenId> out;
+  for (std::int64_t r = 0; r < logits.size(0); ++r) {
+    const float* row = logits.data_ptr<float>() + r * logits.size(1);
+    const float* top = std::max_element(row, row + logits.size(1));
+    if (!std::isfinite(*top)) fail(ErrorKind::kNumeric, run_name, "non-finite logits of a greedy reply");
+    out.push_back(static_cast<text::TokenId>(top - row));
+  }
+  return out;
+}
+
 }  // namespace calib::sens

@@ -56,4 +56,7 @@ std::vector<std::vector<KldRow>> compare_final_states(const model::Head& head, c
                                                       const std::vector<std::string>& names, const std::vector<text::TokenId>& ids,
                                                       std::int32_t document, std::int64_t first, std::int64_t end, ThreadPool& pool);
 
+/// Greedy choice of every row of final states x: [n, C], lowest id on ties. Throws kNumeric naming the run.
+std::vector<text::TokenId> greedy_choices(const model::Head& head, const at::Tensor& x, const std::string& run_name);
+
 }  // namespace calib::sens

@@ -63,9 +63,11 @@ sens::EvalResult example() {
   contender.kld_slope = sens::MeanSe{0.61, 0.04};
   contender.flags = {"kld_slope", "entropy_shift"};
   contender.generation = {{{0.25, 0.01}, {12.5, 3}, 0.75, {0.2, 0.3}}, {0.5, 0.125}, {0.75, 0.2}, {0.5, 1.5}, 1, 0.02, 0.4};
+  contender.retrieval = sens::EvalRetrieval{{{1024, 0.1, 2, 1}, {1024, std::nullopt, 4, 3}}, false};
   contender.damage = sens::EvalDamage{0.25, 17, 6.5, true};
   out.damage_curve = sens::DamageCurve{2, 2048, {{0.005, 1e-5, 1.0001}, {0.8, 0.4, 30.5}}, 0.2};
   out.generation = {2, 1024, 512, 2};
+  out.reference_retrieval = sens::EvalRetrieval{{{1024, 0.1, 2, 2}, {1024, std::nullopt, 4, 4}}, std::nullopt};
   out.reference_replies = {{0.125, 0.02}, {3, 1}, 0.5, {0.1, 0.15}};
   out.contenders.push_back(contender);
   out.warnings = {"same text"};
@@ -104,6 +106,14 @@ TEST(EvalFile, RoundTrip) {
   EXPECT_EQ(read.damage_curve->rejects_from, 0.2);
   EXPECT_EQ(read.generation->depth, 1024);
   EXPECT_EQ(read.generation->end_token, 2);
+  EXPECT_FALSE(read.contenders[0].retrieval.has_value());
+  ASSERT_EQ(read.contenders[1].retrieval->cells.size(), 2u);
+  EXPECT_EQ(read.contenders[1].retrieval->cells[0].depth, 0.1);
+  EXPECT_FALSE(read.contenders[1].retrieval->cells[1].depth.has_value());
+  EXPECT_EQ(read.contenders[1].retrieval->cells[1].hits, 3);
+  EXPECT_EQ(read.contenders[1].retrieval->pass, false);
+  EXPECT_EQ(read.reference_retrieval->cells[1].n, 4);
+  EXPECT_FALSE(read.reference_retrieval->pass.has_value());
   EXPECT_TRUE(read.settings.second_half);
   test::expect_equal(read.provenance, example().provenance);
 

@@ -199,6 +199,38 @@ TEST_F(Kvsens, GreedyRepliesFromADepth) {
     EXPECT_EQ(a.contenders[i].generation->replies.document_rep_4, b.contenders[i].generation->replies.document_rep_4) << i;
 }
 
+// Random weights find nothing: no verdict, and the report says so.
+TEST_F(Kvsens, RetrievalIsMeasuredForEveryContender) {
+  const std::string text = "--model " + file("m") + " --data " + file("a.txt") + " --seq-len 1000 --num-samples 5 --threads 1";
+  const std::string call = "kvsens evaluate " + text + " --uniform int4.token.g:int4.token.g,bf16:bf16 --sinks 2 --window 8 --retrieval 1300,1200 ";
+  const Outcome dry = run(call + "--dry-run");
+  EXPECT_EQ(dry.exit_code, 0) << dry.text;
+  EXPECT_NE(dry.text.find("retrieval  14 texts of 1200 to 1300 tokens"), std::string::npos) << dry.text;
+  const Outcome o = run(call + "-o " + file("r.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.text;
+  for (const char* part : {"retrieval: 5-digit numbers", "T=1200", "T=1300", "10 %", "4 keys", "(reference)", "0/20  not judged", "says nothing for this model"})
+    EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
+  const sens::EvalResult e = artifacts::read_eval_file(file("r.json"));
+  ASSERT_TRUE(e.reference_retrieval && e.contenders[0].retrieval && e.contenders[1].retrieval);
+  ASSERT_EQ(e.reference_retrieval->cells.size(), 8u);
+  for (std::size_t i = 0; i < 8; ++i) {
+    const sens::RetrievalCell& cell = e.contenders[1].retrieval->cells[i];
+    EXPECT_EQ(cell.length, i < 4 ? 1200 : 1300);
+    EXPECT_EQ(cell.n, i % 4 == 3 ? 4 : 2);
+    EXPECT_EQ(cell.depth.has_value(), i % 4 != 3);
+  }
+  EXPECT_FALSE(e.contenders[0].retrieval->pass.has_value());
+  // What cannot be measured is refused before any work.
+  const std::string dry_call = "evaluate " + text + " --uniform bf16:bf16 --dry-run ";
+  expect(dry_call + "--retrieval 1024", 2, "one length, expected two or more");
+  expect(dry_call + "--retrieval 1200,1200", 2, "one length, expected two or more");
+  expect(dry_call + "--retrieval 1200,long", 2, "--retrieval");
+  expect(dry_call + "--retrieval 64,1200", 2, "expected lengths of at least");
+  expect(dry_call + "--retrieval 1200,5000", 2, "the model knows 4096 positions");
+  expect("evaluate " + inputs() + " --uniform bf16:bf16 --dry-run --retrieval 1200,1300", 6, "the windows of --data hold 768 tokens");
+  expect(dry_call + "--retrieval 1200,1300 --window 1200", 6, "keeps exact");
+}
+
 TEST_F(Kvsens, EvaluateReportsTheDamageCurve) {
   const std::string call = "kvsens evaluate " + inputs() + " --uniform int2.token.g:bf16,int8.token.g:bf16 --sinks 4 --window 8 --damage-curve -o ";
   const Outcome o = run(call + file("dc.json"));

@@ -75,9 +75,11 @@ sens::RotationProvider Statistics::rotations(quant::RotationKind kind) const {
   };
 }
 
-double forward_seconds(const Inputs& in) {
-  return model::estimate_run(*in.model, in.corpus.documents, model::RunnerOptions{}, false).forward_seconds;
+double forward_seconds(const model::StreamingModel& model, const std::vector<text::Document>& documents) {
+  return model::estimate_run(model, documents, model::RunnerOptions{}, false).forward_seconds;
 }
+
+double forward_seconds(const Inputs& in) { return forward_seconds(*in.model, in.corpus.documents); }
 
 double damage_passes(const Inputs& in, std::int64_t n_sinks) {
   double tokens = 0;

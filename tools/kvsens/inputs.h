@@ -61,7 +61,8 @@ sens::Contender plan_contender(const std::string& path, const plan::Plan& plan, 
 /// longest document.
 void check_something_is_coded(const sens::Contender& contender, std::int64_t longest);
 
-/// Seconds of one bare forward pass over the text, from sizes and one measured matrix product.
+/// Seconds of one bare forward pass over documents, or over the text, from sizes and one measured matrix product.
+double forward_seconds(const model::StreamingModel& model, const std::vector<text::Document>& documents);
 double forward_seconds(const Inputs& in);
 
 /// The same of the damage-curve gate, in passes over the whole text.

@@ -28,6 +28,7 @@ void declare_evaluate(CLI::App& app, EvaluateCommand& o) {
   add_text(app, "--carry-value-error", o.value_carry, "Measure contenders with values in token groups once more, each row taking over this share of the error before it", "Calibration", "F[,F...]");
   add_integer(app, "--generate", o.generate, 0, kMostTokens, "Greedy tokens that the reference and every contender write after a prompt; 0 = none, 1024 show loops", "Calibration");
   add_integer(app, "--depth", o.depth, 0, kMostTokens, "Tokens of that prompt, the first of each window; 0 = the whole window", "Calibration");
+  add_text(app, "--retrieval", o.retrieval, "Tokens of texts in which the reference and every contender have to find 5-digit numbers: a smoke test, two lengths or more", "Calibration", "N,N[,N...]");
   add_text(app, "--backend", o.backend, "fake: decode(encode(x)) of the page codecs in place; kvrt: the runtime's packed pages, token by token", "Diagnostics", "NAME");
 }
 
@@ -126,6 +127,12 @@ std::vector<double> parse_fractions(const std::string& text) {
 std::vector<double> parse_carry(const std::string& text) { return parse_shares("--carry-value-error", text, 1.0, "no carry"); }
 
 std::vector<std::int64_t> parse_intervals(const std::string& text) { return parse_ascending("--scale-refresh", text, 1); }
+
+std::vector<std::int64_t> parse_lengths(const std::string& text) {
+  std::vector<std::int64_t> out = parse_ascending("--retrieval", text, 1);
+  if (out.size() == 1) fail(ErrorKind::kUsage, "--retrieval", "is \"{}\", one length, expected two or more, such as 1024,4096: what one length finds says nothing of another", text);
+  return out;
+}
 
 std::vector<std::int64_t> parse_windows(const std::string& text) {
   std::vector<std::int64_t> out = parse_ascending("--window", text, 0);

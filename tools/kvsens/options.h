@@ -20,7 +20,7 @@ struct GridOptions {
 struct EvaluateCommand {
   RunOptions run;
   std::vector<std::string> plans;
-  std::string uniform, stats, output = "eval.json", backend = "fake", objective = "logits", scale_refresh, rotate, value_carry;
+  std::string uniform, stats, output = "eval.json", backend = "fake", objective = "logits", scale_refresh, rotate, value_carry, retrieval;
   std::int64_t n_sinks = 4, window = 128, generate = 0, depth = 0;
   bool second_half = false, damage_curve = false;
 };
@@ -79,6 +79,9 @@ std::vector<double> parse_carry(const std::string& text);
 
 /// "512,1024" -> ascending, each once, at least 1; empty text: none. Throws kUsage naming the option.
 std::vector<std::int64_t> parse_intervals(const std::string& text);
+
+/// "1024,4096" of --retrieval -> ascending, two or more; empty text: none. Throws kUsage naming the option.
+std::vector<std::int64_t> parse_lengths(const std::string& text);
 
 /// "0,32,128" -> ascending, each once. Throws kUsage naming the option.
 std::vector<std::int64_t> parse_windows(const std::string& text);

@@ -15,6 +15,7 @@
 #include "libcalib/sens/evaluate.h"
 #include "libcalib/sens/generate.h"
 #include "libcalib/sens/kld_block.h"
+#include "libcalib/sens/retrieval.h"
 #include "tools/common/option_values.h"
 #include "tools/kvsens/inputs.h"
 #include "tools/kvsens/run.h"
@@ -40,6 +41,24 @@ void print_replies(const sens::EvalResult& result, std::size_t width) {
          fmt::format("  {:>6.4f} ± {:>6.4f}  {:>11.4e} ± {:>10.2e}  {:>5}/{:<3} ({:.3f} to {:.3f})", x.agreeing_prefix.mean, x.agreeing_prefix.se, x.row_kld.mean,
                      x.row_kld.se, x.n_catastrophic, g.n_documents, x.catastrophic_low, x.catastrophic_high));
   }
+}
+
+/// Hits by length and depth; the last column of a length is the text with four numbers.
+void print_retrieval(const sens::EvalResult& result, std::size_t width) {
+  fmt::print("\nretrieval: 5-digit numbers told at a depth of the text, or four along it, and asked for at its end; hits\n{:<{}}", "", width);
+  const std::vector<sens::RetrievalCell>& cells = result.reference_retrieval->cells;
+  for (const sens::RetrievalCell& c : cells) fmt::print("  {:>7}", c.depth == sens::kPasskeyDepths.front() ? fmt::format("T={}", c.length) : "");
+  fmt::print("\n{:<{}}", "scheme or plan", width);
+  for (const sens::RetrievalCell& c : cells) fmt::print("  {:>7}", c.depth ? fmt::format("{:.0f} %", 100 * *c.depth) : "4 keys");
+  fmt::print("  {:>8}\n", "all");
+  const auto line = [&](const std::string& name, const sens::EvalRetrieval& r, const char* verdict) {
+    fmt::print("{:<{}}", name, width);
+    for (const sens::RetrievalCell& c : r.cells) fmt::print("  {:>7}", fmt::format("{}/{}", c.hits, c.n));
+    const sens::RetrievalSum all = sens::sum_hits(r);
+    fmt::print("  {:>8}{}\n", fmt::format("{}/{}", all.hits, all.n), verdict);
+  };
+  line("(reference)", *result.reference_retrieval, "");
+  for (const auto& c : result.contenders) line(to_valid_utf8(c.name), *c.retrieval, !c.retrieval->pass ? "  not judged" : *c.retrieval->pass ? "  pass" : "  fail");
 }
 
 /// The contenders once more, least output error first.
@@ -103,6 +122,7 @@ void print_table(const sens::EvalResult& result, const std::string& output) {
   if (!result.contenders.empty() && result.contenders.front().attention) print_attention(result, width);
   if (result.damage_curve) print_damage(result, width);
   if (result.generation) print_replies(result, width);
+  if (result.reference_retrieval) print_retrieval(result, width);
   fmt::print("{}\n", to_valid_utf8(output));
 }
 
@@ -113,19 +133,23 @@ std::int64_t most_sinks(const std::vector<sens::Contender>& contenders) {
 }
 
 int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs& in, const std::vector<sens::Contender>& contenders,
-            const sens::EvaluateOptions& settings, const sens::GenerateOptions& generation) {
+            const sens::EvaluateOptions& settings, const sens::GenerateOptions& generation, const std::vector<sens::RetrievalCase>& cases) {
   const sens::EvaluateEstimate e = sens::estimate_evaluate(*in.model, in.corpus.documents, contenders.size(), settings);
   const std::int64_t generation_bytes = generation.n_tokens > 0 ? sens::generate_bytes(*in.model, in.corpus.documents.size(), generation) : 0;
-  const double memory = static_cast<double>(std::max(e.hidden_memory_bytes + e.working_bytes, generation_bytes) + resident_memory_bytes());
+  const sens::EvaluateEstimate r = cases.empty() ? sens::EvaluateEstimate{} : sens::estimate_retrieval(*in.model, cases, contenders.size(), settings);
+  const double memory = static_cast<double>(std::max({e.hidden_memory_bytes + e.working_bytes, r.hidden_memory_bytes + r.working_bytes, generation_bytes}) + resident_memory_bytes());
   constexpr double kMixedPass = 1.2;  // a pass over a changed cache beside a bare one
   const double gate = options.damage_curve ? damage_passes(in, most_sinks(contenders)) : 0;
-  const double runs = static_cast<double>(contenders.size()), seconds = kMixedPass * (runs + 3 + gate) * forward_seconds(in);
+  const double runs = static_cast<double>(contenders.size());
+  double seconds = kMixedPass * (runs + 3 + gate) * forward_seconds(in);
+  if (!cases.empty()) seconds += kMixedPass * (runs + 1) * forward_seconds(*in.model, sens::documents_of(cases));
+  const double spill = static_cast<double>(std::max(e.hidden_spill_bytes, r.hidden_spill_bytes));
   if (call.json) {
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
     for (const auto& c : contenders) names.push_back({{"name", to_valid_utf8(c.header.name)}, {"effective_bits_8192", c.header.effective_bits_8192.value_or(0)}});
     const nlohmann::ordered_json j = {{"model", to_valid_utf8(options.run.model)}, {"documents", in.corpus.documents.size()}, {"tokens", in.corpus.identity.n_tokens},
                                       {"contenders", names}, {"second_half", options.second_half},
-                                      {"predicted", {{"seconds", seconds}, {"memory_bytes", memory}, {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", e.hidden_spill_bytes}}}};
+                                      {"predicted", {{"seconds", seconds}, {"memory_bytes", memory}, {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", spill}}}};
     fmt::print("{}\n", j.dump(2));
     return 0;
   }
@@ -136,9 +160,10 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   if (generation.n_tokens > 0)
     fmt::print("replies    up to {} after prompts of {}, {} in all\n", counted(generation.n_tokens, "token"), generation.depth,
                counted(static_cast<std::int64_t>(contenders.size() + 1) * generation.n_tokens * static_cast<std::int64_t>(in.corpus.documents.size()), "token"));
+  if (!cases.empty()) fmt::print("retrieval  {} of {} to {}\n", counted(cases.size(), "text"), cases.front().document.ids.size(), counted(cases.back().document.ids.size(), "token"));
   fmt::print("time       about {}{}\n", format_duration(seconds), generation.n_tokens > 0 ? ", replies not counted" : "");
   fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
-  fmt::print("disk       {} temporary for hidden states\n", format_bytes(static_cast<double>(e.hidden_spill_bytes)));
+  fmt::print("disk       {} temporary for hidden states\n", format_bytes(spill));
   return 0;
 }
 
@@ -208,6 +233,7 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   if (options.objective != "logits" && options.objective != "attention") fail(ErrorKind::kUsage, "--objective", "is \"{}\", expected logits or attention", options.objective);
   if (options.damage_curve && options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--damage-curve", "compares scores in place; leave --backend kvrt out");
   if (options.objective == "attention" && options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--objective attention", "is measured in place; leave --backend kvrt out");
+  const std::vector<std::int64_t> lengths = parse_lengths(options.retrieval);
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
   files.push_back(options.stats);
@@ -241,7 +267,12 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   generation.packed = settings.packed;
   generation.cache_memory_bytes = options.run.hidden_mem;
   if (options.generate > 0) sens::check_generate(*in.model, in.corpus.documents, contenders, generation);
-  if (options.run.dry_run) return dry_run(options, call, in, contenders, settings, generation);
+  std::vector<sens::RetrievalCase> cases;
+  if (!lengths.empty()) {
+    cases = sens::retrieval_cases(*in.model->load_tokenizer(), in.corpus.documents, lengths, in.identity.max_positions, settings.seed);
+    sens::check_retrieval(cases, contenders);
+  }
+  if (options.run.dry_run) return dry_run(options, call, in, contenders, settings, generation, cases);
 
   sens::EvalResult result;
   result.provenance = in.provenance;
@@ -268,6 +299,12 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
     PhaseProgress replies(progress, call, prompts * (generation.depth + generation.n_tokens) * (1 + 3 * runs));
     sens::generate(*in.model, in.corpus.documents, contenders, generation, pool, &result, log,
                    [&](const sens::EvaluateProgress& p) { replies.update("generate", p.done, p.total); });
+  }
+  if (!cases.empty()) {
+    std::int64_t tokens = 0;
+    for (const sens::RetrievalCase& c : cases) tokens += static_cast<std::int64_t>(c.document.ids.size());
+    PhaseProgress finding(progress, call, tokens * static_cast<std::int64_t>(contenders.size() + 1));
+    sens::retrieve(*in.model, cases, contenders, settings, pool, &result, log, [&](const sens::EvaluateProgress& p) { finding.update("retrieval", p.done, p.total); });
   }
   progress.clear();
   result.provenance.seconds = call.seconds();
