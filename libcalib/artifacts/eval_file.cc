@@ -33,7 +33,8 @@ struct NamedMean {
   const char* name;
   MeanSe KldBlock::*value;
 };
-constexpr NamedMean kRatios[] = {{"Mean PPL(Q)", &KldBlock::ppl_q}, {"Mean PPL(base)", &KldBlock::ppl_base}, {"Mean PPL(Q)/PPL(base)", &KldBlock::ppl_ratio}, {"Mean KLD", &KldBlock::kld}};
+constexpr NamedMean kRatios[] = {
+    {"Mean PPL(Q)", &KldBlock::ppl_q}, {"Mean PPL(base)", &KldBlock::ppl_base}, {"Mean PPL(Q)/PPL(base)", &KldBlock::ppl_ratio}, {"Mean KLD", &KldBlock::kld}};
 constexpr NamedMean kTokens[] = {{"Mean Δp", &KldBlock::delta_p}, {"RMS Δp", &KldBlock::rms_delta_p}, {"Same top p", &KldBlock::same_top_p}};
 
 ordered_json mean_to_json(const MeanSe& value) { return {{"mean", value.mean}, {"se", value.se}}; }

@@ -1,4 +1,3 @@
-#include "libcalib/base/plural.h"
 #include "libcalib/sens/evaluate.h"
 
 #include <algorithm>
@@ -6,6 +5,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "libcalib/base/plural.h"
 #include "libcalib/model/streaming_runner.h"
 #include "libcalib/sens/attention_objective.h"
 #include "libcalib/sens/joint_run.h"
@@ -98,7 +98,8 @@ class Walk {
       kl.push_back(document[0] / n), e_out.push_back(document[1] / n), e_mass.push_back(document[2] / n);
     }
     out.kl = over_documents(kl), out.e_out = over_documents(e_out), out.e_mass = over_documents(e_mass);
-    for (const AttentionLoss& x : layers) out.layer_kl.push_back(x.mean_kl()), out.layer_e_out.push_back(x.match.e_out()), out.layer_e_mass.push_back(x.match.e_mass());
+    for (const AttentionLoss& x : layers)
+      out.layer_kl.push_back(x.mean_kl()), out.layer_e_out.push_back(x.match.e_out()), out.layer_e_mass.push_back(x.match.e_mass());
     return out;
   }
 
@@ -159,7 +160,8 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
     const RowRange range = scored_rows(n, n_sinks, options.second_half);
     longest = std::max(longest, n);
     n_rows += std::max<std::int64_t>(0, range.end - range.first);
-    if (range.first >= range.end) warn(result, log, fmt::format("a document of {} has no row past the {} and is not scored", counted(n, "token"), counted(n_sinks, "sink")));
+    if (range.first >= range.end)
+      warn(result, log, fmt::format("a document of {} has no row past the {} and is not scored", counted(n, "token"), counted(n_sinks, "sink")));
   }
   if (n_rows == 0) fail(ErrorKind::kInfeasible, "--data", "no document is longer than the {} and one scored row", counted(n_sinks, "sink"));
 
@@ -202,7 +204,8 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
   }
 }
 
-EvaluateEstimate estimate_walk(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_runs, const EvaluateOptions& options) {
+EvaluateEstimate estimate_walk(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::size_t n_runs,
+                               const EvaluateOptions& options) {
   std::int64_t tokens = 0, longest = 0;
   for (const text::Document& d : documents) {
     tokens += static_cast<std::int64_t>(d.ids.size());

@@ -257,7 +257,8 @@ void generate(const model::StreamingModel& model, const std::vector<text::Docume
     const std::vector<KldRow> rows = reply_rows(loaded, prompts, replies, contenders[c], options, pool, work);
     EvalGeneration& out = result->contenders[c].generation.emplace(compare(reference, *result->reference_replies, replies, rows, options.end_token));
     if (out.n_catastrophic > 0)
-      warn(result, log, fmt::format("{}: {} of {} greedy replies loop or leave the reference (95 % interval of the share {:.3f} to {:.3f})", contenders[c].header.name,
+      warn(result, log,
+           fmt::format("{}: {} of {} greedy replies loop or leave the reference (95 % interval of the share {:.3f} to {:.3f})", contenders[c].header.name,
                        out.n_catastrophic, replies.size(), out.catastrophic_low, out.catastrophic_high));
   }
 }

@@ -11,8 +11,9 @@ namespace calib::sens {
 namespace {
 
 /// [run][case]: answers found; runs[0] is null, the reference.
-std::vector<std::vector<std::int64_t>> count_hits(const model::StreamingModel& model, const std::vector<RetrievalCase>& cases, const std::vector<const Contender*>& runs,
-                                                  const EvaluateOptions& options, ThreadPool& pool, const EvaluateProgressFn& progress) {
+std::vector<std::vector<std::int64_t>> count_hits(const model::StreamingModel& model, const std::vector<RetrievalCase>& cases,
+                                                  const std::vector<const Contender*>& runs, const EvaluateOptions& options, ThreadPool& pool,
+                                                  const EvaluateProgressFn& progress) {
   const c10::NoGradGuard no_grad;
   const std::vector<text::Document> documents = documents_of(cases);
   std::int64_t n_tokens = 0, longest = 0, done = 0;
@@ -28,7 +29,8 @@ std::vector<std::vector<std::int64_t>> count_hits(const model::StreamingModel& m
   DocumentStates states(documents, static_cast<std::int64_t>(runs.size()), model.identity().hidden_size, model::tensor_options(model.device(), model.dtype()),
                         options.hidden_memory_bytes);
   std::vector<std::unique_ptr<PackedCache>> packed;
-  for (const Contender* run : runs) packed.push_back(options.packed && run != nullptr ? std::make_unique<PackedCache>(model.identity(), *run, longest, pool) : nullptr);
+  for (const Contender* run : runs)
+    packed.push_back(options.packed && run != nullptr ? std::make_unique<PackedCache>(model.identity(), *run, longest, pool) : nullptr);
 
   const auto embedding = model.load_embedding();
   for (std::int64_t l = 0; l < model.n_layers(); ++l) {
@@ -39,7 +41,9 @@ std::vector<std::vector<std::int64_t>> count_hits(const model::StreamingModel& m
       for (std::size_t r = 0; r < runs.size(); ++r) {
         const auto slot = static_cast<std::int64_t>(r);
         const at::Tensor x = l == 0 ? embedded : states.get(slot, d);
-        states.put(slot, d, packed[r] ? run_block_packed(*block, x, layer, *packed[r]) : run_block(*block, x, runs[r] ? &runs[r]->layers[layer] : nullptr, options.query_tile, pool));
+        states.put(slot, d,
+                   packed[r] ? run_block_packed(*block, x, layer, *packed[r])
+                             : run_block(*block, x, runs[r] ? &runs[r]->layers[layer] : nullptr, options.query_tile, pool));
         advance(documents[d].ids.size());
       }
     }
@@ -86,7 +90,8 @@ void retrieve(const model::StreamingModel& model, const std::vector<RetrievalCas
   for (std::string& text : retrieval_warnings(*result, cases)) warn(result, log, std::move(text));
 }
 
-EvaluateEstimate estimate_retrieval(const model::StreamingModel& model, const std::vector<RetrievalCase>& cases, std::size_t n_contenders, const EvaluateOptions& options) {
+EvaluateEstimate estimate_retrieval(const model::StreamingModel& model, const std::vector<RetrievalCase>& cases, std::size_t n_contenders,
+                                    const EvaluateOptions& options) {
   return estimate_walk(model, documents_of(cases), n_contenders + 1, options);
 }
 

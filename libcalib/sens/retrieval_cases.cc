@@ -70,7 +70,8 @@ class CaseBuilder {
     }
     const auto used = static_cast<std::int64_t>(taken);
     if (2 * used > length)
-      fail(ErrorKind::kUsage, "--retrieval", "is {}, but {} of that would be numbers and questions; expected lengths of at least {}", length, counted(used, "token"), 2 * used);
+      fail(ErrorKind::kUsage, "--retrieval", "is {}, but {} of that would be numbers and questions; expected lengths of at least {}", length,
+           counted(used, "token"), 2 * used);
 
     const Ids filler = filler_from(start, length - used);
     Ids& ids = out.document.ids;
@@ -211,14 +212,17 @@ std::vector<std::string> retrieval_warnings(const EvalResult& result, const std:
   for (const std::int64_t length : lengths_of(*result.reference_retrieval)) {
     const RetrievalSum own = sum_hits(*result.reference_retrieval, length);
     judged = judged || says_something(own);
-    if (!says_something(own)) out.push_back(fmt::format("retrieval at {}: the model itself finds {} of {} numbers, so this length is not judged", counted(length, "token"), own.hits, own.n));
+    if (!says_something(own))
+      out.push_back(
+          fmt::format("retrieval at {}: the model itself finds {} of {} numbers, so this length is not judged", counted(length, "token"), own.hits, own.n));
   }
   if (!judged) out.push_back("the retrieval test says nothing for this model");
   std::int64_t window = 0;
   for (const EvalContender& c : result.contenders) window = std::max(window, c.window);
   std::set<std::size_t> exact;
   for (const RetrievalCase& c : cases)
-    if (std::any_of(c.answers.begin(), c.answers.end(), [&](const RetrievalAnswer& a) { return a.first - 1 - a.told_at < window; })) exact.insert(c.document.ids.size());
+    if (std::any_of(c.answers.begin(), c.answers.end(), [&](const RetrievalAnswer& a) { return a.first - 1 - a.told_at < window; }))
+      exact.insert(c.document.ids.size());
   if (!exact.empty())
     out.push_back(fmt::format("retrieval: at {} tokens some number lies within the newest {}, which a contender keeps exact", fmt::join(exact, ", "), window));
   for (const EvalContender& c : result.contenders)

@@ -35,7 +35,8 @@ TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {
   EXPECT_NE(same.text.find("nothing can have drifted"), std::string::npos) << same.text;
   const Outcome longer = run(common + " --seq-len 750 --num-samples 8");
   EXPECT_EQ(longer.exit_code, 1) << longer.text;
-  for (const char* part : {"decision: recalibrate", "positions that the calibration never reached", "run kvcalib"}) EXPECT_NE(longer.text.find(part), std::string::npos) << longer.text;
+  for (const char* part : {"decision: recalibrate", "positions that the calibration never reached", "run kvcalib"})
+    EXPECT_NE(longer.text.find(part), std::string::npos) << longer.text;
   const Outcome other = run("kvsens drift --model " + file("m") + " --data " + file("rows.ids") + " --stats " + file("stats.h5") + " --threads 1");
   EXPECT_NE(other.text.find("psi"), std::string::npos) << other.text;
   EXPECT_TRUE(other.exit_code == 0 || other.exit_code == 1) << other.text;
@@ -43,11 +44,12 @@ TEST_F(Kvsens, DriftOfTheSameTextIsOkAndOfLongerTextIsNot) {
 
 TEST_F(Kvsens, SaliencyRanksTokensOnHeldOutText) {
   test::write_file(file("held.txt"), test::txt(9000).substr(6500));
-  const std::string common = "kvsens saliency --model " + file("m") + " --data " + file("held.txt") + " --stats " + file("stats.h5") + " --seq-len 640 --num-samples 2 --threads 1 --window 32";
+  const std::string common = "kvsens saliency --model " + file("m") + " --data " + file("held.txt") + " --stats " + file("stats.h5") +
+                             " --seq-len 640 --num-samples 2 --threads 1 --window 32";
   const Outcome o = run(common + " --fraction 0.2 -o " + file("s.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
-  for (const char* part : {"expected_attention", "probe", "accumulated", "recency", "random", "oracle", "last_probe", "256+", "hit rate", "overlap", "ahead of", "layers that abstain with",
-                           "every layer", "fraction 0.2: 16 of every 80 coded tokens"})
+  for (const char* part : {"expected_attention", "probe", "accumulated", "recency", "random", "oracle", "last_probe", "256+", "hit rate", "overlap", "ahead of",
+                           "layers that abstain with", "every layer", "fraction 0.2: 16 of every 80 coded tokens"})
     EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
   EXPECT_EQ(o.text.find("text of the statistics"), std::string::npos) << o.text;
   const nlohmann::json j = nlohmann::json::parse(test::read_file(file("s.json")));
@@ -75,7 +77,8 @@ TEST_F(Kvsens, SaliencyRanksTokensOnHeldOutText) {
   EXPECT_EQ(without_provenance("s.json"), without_provenance("s2.json"));
   EXPECT_NE(again.text.find("\"kvcalib.saliency\""), std::string::npos);
 
-  const Outcome same = run("kvsens saliency --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --seq-len 400 --num-samples 1 --threads 1 -o " + file("s3.json"));
+  const Outcome same = run("kvsens saliency --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") +
+                           " --seq-len 400 --num-samples 1 --threads 1 -o " + file("s3.json"));
   EXPECT_EQ(same.exit_code, 0) << same.text;
   for (const char* part : {"held-out text is needed", "one document has no standard error"}) EXPECT_NE(same.text.find(part), std::string::npos) << same.text;
   const Outcome dry = run(common + " --dry-run -o " + file("s4.json"));
@@ -105,8 +108,11 @@ TEST_F(Kvsens, SaliencyRefusesWhatItCannotDo) {
   refused(common + " --stats " + file("absent.h5"), 3, "absent.h5");
   refused("--model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " -o " + file("no/such/s.json"), 3, "no/such");
   refused(common + " --stats " + file("a.txt"), 4, "a.txt");
-  refused("--model " + file("other") + " --data " + file("a.txt") + " --seq-len 400 --num-samples 1 --threads 1 --stats " + file("stats.h5") + " -o " + file("no.json"), 5, "stats.h5");
-  refused("--model " + file("m") + " --data " + file("a.txt") + " --seq-len 256 --num-samples 1 --stats " + file("stats.h5") + " -o " + file("no.json"), 6, "later rows to be judged by");
+  refused("--model " + file("other") + " --data " + file("a.txt") + " --seq-len 400 --num-samples 1 --threads 1 --stats " + file("stats.h5") + " -o " +
+              file("no.json"),
+          5, "stats.h5");
+  refused("--model " + file("m") + " --data " + file("a.txt") + " --seq-len 256 --num-samples 1 --stats " + file("stats.h5") + " -o " + file("no.json"), 6,
+          "later rows to be judged by");
   EXPECT_FALSE(exists("no.json"));
   test::write_file(file("plan-like.json"), "{\"schema\": {\"name\": \"kvcalib.plan\", \"version\": \"1.0\"}}\n");
   refused("--model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " -o " + file("plan-like.json"), 2, "plan-like.json");
@@ -115,7 +121,8 @@ TEST_F(Kvsens, SaliencyRefusesWhatItCannotDo) {
 TEST_F(Kvsens, DriftMeasuresThePlanAgainstItsLimits) {
   ASSERT_EQ(run("kvplan --uniform int8-token --stats " + file("stats.h5") + " -o " + file("good.json")).exit_code, 0);
   std::string plan = test::read_file(file("good.json"));
-  const std::string common = "kvsens drift --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --seq-len 240 --num-samples 8 --threads 1 --plan ";
+  const std::string common =
+      "kvsens drift --model " + file("m") + " --data " + file("a.txt") + " --stats " + file("stats.h5") + " --seq-len 240 --num-samples 8 --threads 1 --plan ";
   const Outcome good = run(common + file("good.json"));
   EXPECT_EQ(good.exit_code, 0) << good.text;
   for (const char* part : {"mean_kld", "ppl_ratio", "decision: "}) EXPECT_NE(good.text.find(part), std::string::npos) << good.text;
@@ -133,16 +140,22 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
   test::write_file(file("scores.txt"), test::txt(6000).substr(3000));
   test::write_file(file("verify.txt"), "Verification text. " + test::txt(9000).substr(6000));
   const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
-  ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 32 --candidates int8.token.g,int4.token.g,int4.channel.g32.pre,int3.token.g,int2.token.g -o " + file("r.h5")).exit_code, 0);
+  ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") +
+                " --window 32 --candidates int8.token.g,int4.token.g,int4.channel.g32.pre,int3.token.g,int2.token.g -o " + file("r.h5"))
+                .exit_code,
+            0);
   ASSERT_EQ(run("kvplan --sens " + file("r.h5") + " --budget 11 --context 4096 -o " + file("p.json")).exit_code, 0);
-  const std::string refine = "kvsens refine --model " + file("m") + " --threads 1 --sens " + file("r.h5"), call = refine + " --seq-len 256 --num-samples 2 --joint 8 --plan ";
+  const std::string refine = "kvsens refine --model " + file("m") + " --threads 1 --sens " + file("r.h5"),
+                    call = refine + " --seq-len 256 --num-samples 2 --joint 8 --plan ";
   const Outcome same = run(call + file("p.json") + " --data " + file("scores.txt") + " -o " + file("no.json"));
   EXPECT_EQ(same.exit_code, 5) << same.text;
   EXPECT_NE(same.text.find("neither has seen"), std::string::npos) << same.text;
   EXPECT_FALSE(exists("no.json"));
   const Outcome o = run(call + file("p.json") + " --data " + file("verify.txt") + " -o " + file("refined.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
-  for (const char* part : {"joint runs: measured = ", "Spearman", "this plan", "damage-curve gate on 2 documents: noise on every key never raises perplexity 5 times", "it rejects nothing"}) EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
+  for (const char* part : {"joint runs: measured = ", "Spearman", "this plan",
+                           "damage-curve gate on 2 documents: noise on every key never raises perplexity 5 times", "it rejects nothing"})
+    EXPECT_NE(o.text.find(part), std::string::npos) << o.text;
   const plan::Plan refined = artifacts::read_plan(file("refined.json"));
   ASSERT_TRUE(refined.summary.measured);
   EXPECT_GT(refined.summary.measured->kld, 0.0);
@@ -167,7 +180,8 @@ TEST_F(Kvsens, RefineMeasuresAPlanAndMeetsItsTarget) {
     EXPECT_EQ(tensor.exit_code, 2) << tensor.text;
   }
   // One document has no standard error: nothing is swapped.
-  const Outcome one = run(refine + " --plan " + file("p.json") + " --data " + file("verify.txt") + " --seq-len 256 --num-samples 1 --joint 0 -o " + file("one.json"));
+  const Outcome one =
+      run(refine + " --plan " + file("p.json") + " --data " + file("verify.txt") + " --seq-len 256 --num-samples 1 --joint 0 -o " + file("one.json"));
   ASSERT_EQ(one.exit_code, 0) << one.text;
   EXPECT_NE(one.text.find("kept unjudged: 1 document has no standard error"), std::string::npos) << one.text;
   const plan::Plan searched = artifacts::read_plan(file("p.json")), kept = artifacts::read_plan(file("one.json"));
@@ -215,7 +229,9 @@ TEST_F(Kvsens, RefineRejectsRuinedPlansUnmeasured) {
   test::write_file(file("ruin-scores.ids"), id_row(30, 128) + id_row(10, 108));
   test::write_file(file("ruin-verify.ids"), id_row(0, 128) + id_row(0, 100));
   const std::string model = "--model " + file("s260k") + " --threads 1 --seq-len 128 --num-samples 2 ", scores = file("ruin.h5");
-  ASSERT_EQ(run("kvsens " + model + "--data " + file("ruin-scores.ids") + " --window 0 --candidates int8.token.g,int4.token.g,int2.token.g -o " + scores).exit_code, 0);
+  ASSERT_EQ(
+      run("kvsens " + model + "--data " + file("ruin-scores.ids") + " --window 0 --candidates int8.token.g,int4.token.g,int2.token.g -o " + scores).exit_code,
+      0);
   flatter_int2_keys(scores, 0.5);
   const std::string refine = "kvsens refine " + model + "--data " + file("ruin-verify.ids") + " --joint 0 --sens " + scores + " --plan ";
 
@@ -224,7 +240,9 @@ TEST_F(Kvsens, RefineRejectsRuinedPlansUnmeasured) {
   EXPECT_EQ(kvrt::to_string(artifacts::read_plan(file("ruin.json")).layers[0].k.scheme), "int2.token.g");
   const Outcome o = run(refine + file("ruin.json") + " -o " + file("ruin2.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
-  for (const char* part : {"the plan is rejected unmeasured: x ", "the damage-curve gate rejects the searched plan: the K at 8 bits, V at 4: int8.token.g:int4.token.g window 0 is written", "a perplexity ratio of 5 is predicted from x = "})
+  for (const char* part : {"the plan is rejected unmeasured: x ",
+                           "the damage-curve gate rejects the searched plan: the K at 8 bits, V at 4: int8.token.g:int4.token.g window 0 is written",
+                           "a perplexity ratio of 5 is predicted from x = "})
     EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
   const plan::Plan kept = artifacts::read_plan(file("ruin2.json"));
   for (const plan::LayerPlan& layer : kept.layers) {
@@ -250,7 +268,8 @@ TEST_F(Kvsens, RefineRejectsRuinedPlansUnmeasured) {
   ASSERT_EQ(run("kvplan --sens " + scores + " --budget 11 --context 4096 --allow-k int2.token.g -o " + file("ruin4.json")).exit_code, 0);
   const Outcome none = run(refine + file("ruin4.json") + " -o " + file("no.json"));
   EXPECT_EQ(none.exit_code, 6) << none.text;
-  for (const char* part : {"the damage-curve gate rejects the plan (x ", "no baseline that fits the budget"}) EXPECT_NE(none.text.find(part), std::string::npos) << none.text;
+  for (const char* part : {"the damage-curve gate rejects the plan (x ", "no baseline that fits the budget"})
+    EXPECT_NE(none.text.find(part), std::string::npos) << none.text;
   EXPECT_FALSE(exists("no.json"));
 
   // A limit on loss: rejected plans count as misses, and the repair goes on to wider keys.
@@ -258,7 +277,8 @@ TEST_F(Kvsens, RefineRejectsRuinedPlansUnmeasured) {
   ASSERT_EQ(run("kvplan --sens " + scores + " --max-kl 1 --allow-v int4.token.g --context 4096 -o " + file("ruin5.json")).exit_code, 0);
   const Outcome repaired = run(refine + file("ruin5.json") + " -o " + file("ruin6.json"));
   ASSERT_EQ(repaired.exit_code, 0) << repaired.text;
-  for (const char* part : {"the plan is rejected unmeasured", "round 1", "the damage-curve gate rejected the searched one"}) EXPECT_NE(repaired.text.find(part), std::string::npos) << repaired.text;
+  for (const char* part : {"the plan is rejected unmeasured", "round 1", "the damage-curve gate rejected the searched one"})
+    EXPECT_NE(repaired.text.find(part), std::string::npos) << repaired.text;
   EXPECT_LE(artifacts::read_plan(file("ruin6.json")).summary.measured->kld, 1);
 }
 
@@ -266,10 +286,15 @@ TEST_F(Kvsens, RefineSaysWhetherRaisedRangesPay) {
   test::write_file(file("scores.txt"), test::txt(6000).substr(3000));
   test::write_file(file("verify.txt"), "Verification text. " + test::txt(9000).substr(6000));
   const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
-  for (const auto& [candidates, answer] : {std::pair<std::string, std::string>{"fp8e4m3.head,bf16", "every 64 tokens: mean KL"}, {"int8.token.g,bf16", "nothing to refresh"}}) {
-    ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 32 --candidates " + candidates + " -o " + file("s8.h5")).exit_code, 0);
+  for (const auto& [candidates, answer] :
+       {std::pair<std::string, std::string>{"fp8e4m3.head,bf16", "every 64 tokens: mean KL"}, {"int8.token.g,bf16", "nothing to refresh"}}) {
+    ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 32 --candidates " + candidates + " -o " +
+                  file("s8.h5"))
+                  .exit_code,
+              0);
     ASSERT_EQ(run("kvplan --sens " + file("s8.h5") + " --budget 15 --context 4096 -o " + file("p8.json")).exit_code, 0);
-    const Outcome o = run("kvsens refine " + model + "--sens " + file("s8.h5") + " --plan " + file("p8.json") + " --data " + file("verify.txt") + " --joint 0 --scale-refresh 64 -o " + file("p8r.json"));
+    const Outcome o = run("kvsens refine " + model + "--sens " + file("s8.h5") + " --plan " + file("p8.json") + " --data " + file("verify.txt") +
+                          " --joint 0 --scale-refresh 64 -o " + file("p8r.json"));
     ASSERT_EQ(o.exit_code, 0) << o.text;
     EXPECT_NE(o.text.find(answer), std::string::npos) << o.text;
     const plan::Plan plan = artifacts::read_plan(file("p8r.json"));
@@ -296,8 +321,8 @@ TEST_F(Kvsens, LayersWithoutRopeAreCalibratedScoredAndPlannedInOneFrame) {
   ASSERT_EQ(run("kvplan --uniform int4.channel.g32.pre:int8.token.g --stats " + file("nope.h5") + " --context 4096 -o " + file("nope_uniform.json")).exit_code, 0);
   const Outcome uniform = run("kvplan explain " + file("nope_uniform.json") + " --layer 3");
   EXPECT_NE(uniform.text.find("this layer has no RoPE"), std::string::npos) << uniform.text;
-  const Outcome measured = run("kvsens evaluate " + inputs("nope") + " --backend kvrt --uniform int4.channel.g32.pre:int8.token.g --plan " + file("nope.json") + " --plan " +
-                               file("nope_uniform.json") + " -o " + file("nope_eval.json"));
+  const Outcome measured = run("kvsens evaluate " + inputs("nope") + " --backend kvrt --uniform int4.channel.g32.pre:int8.token.g --plan " + file("nope.json") +
+                               " --plan " + file("nope_uniform.json") + " -o " + file("nope_eval.json"));
   ASSERT_EQ(measured.exit_code, 0) << measured.text;
 }
 
@@ -305,7 +330,10 @@ TEST_F(Kvsens, JointRunsFitThePredictionsOfEveryPlan) {
   test::write_file(file("scores.txt"), test::txt(6000).substr(3000));
   test::write_file(file("verify.txt"), "Verification text. " + test::txt(9000).substr(6000));
   const std::string model = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 2 ";
-  ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") + " --window 0,32 --candidates int8.token.g,int4.token.g,int3.token.g,int2.token.g -o " + file("r.h5")).exit_code, 0);
+  ASSERT_EQ(run("kvsens " + model + "--data " + file("scores.txt") + " --stats " + file("stats.h5") +
+                " --window 0,32 --candidates int8.token.g,int4.token.g,int3.token.g,int2.token.g -o " + file("r.h5"))
+                .exit_code,
+            0);
   const std::string joint = "kvsens joint " + model + "--sens " + file("r.h5") + " --runs 8";
   const Outcome seen = run(joint + " --data " + file("scores.txt") + " -o " + file("no.h5"));
   EXPECT_EQ(seen.exit_code, 5) << seen.text;
@@ -333,8 +361,9 @@ TEST_F(Kvsens, JointRunsFitThePredictionsOfEveryPlan) {
     for (std::size_t l = 0; l < fitted.joint->n_layers; ++l) {
       const std::size_t at = r * fitted.joint->n_layers + l;
       for (const Side side : {Side::kK, Side::kV})
-        sum += fitted.scores.at("fisher_softmax").mean[fitted.index(2 * l + (side == Side::kV), static_cast<std::size_t>(side == Side::kK ? fitted.joint->k[at] : fitted.joint->v[at]),
-                                                                    static_cast<std::size_t>(fitted.joint->tier_class[at]))];
+        sum += fitted.scores.at("fisher_softmax")
+                   .mean[fitted.index(2 * l + (side == Side::kV), static_cast<std::size_t>(side == Side::kK ? fitted.joint->k[at] : fitted.joint->v[at]),
+                                      static_cast<std::size_t>(fitted.joint->tier_class[at]))];
     }
     least = std::min(least, fitted.joint->kld[r] / sum), most = std::max(most, fitted.joint->kld[r] / sum);
   }

@@ -66,7 +66,10 @@ TEST_F(Kvsens, EvaluateMeasuresSeveralContenders) {
 }
 
 TEST_F(Kvsens, AttentionObjectiveRanksByOutputError) {
-  const Outcome o = run("kvsens evaluate " + inputs() + " --uniform int2.token.g:int8.token.g,int8.token.g:int8.token.g,int8.token.g:int2.token.g --sinks 2 --window 8 --objective attention -o " + file("at.json"));
+  const Outcome o =
+      run("kvsens evaluate " + inputs() +
+          " --uniform int2.token.g:int8.token.g,int8.token.g:int8.token.g,int8.token.g:int2.token.g --sinks 2 --window 8 --objective attention -o " +
+          file("at.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
   const sens::EvalResult e = artifacts::read_eval_file(file("at.json"));
   ASSERT_EQ(e.contenders.size(), 3u);
@@ -88,7 +91,8 @@ TEST_F(Kvsens, AttentionObjectiveRanksByOutputError) {
 }
 
 TEST_F(Kvsens, StaticRangesAreMeasuredOnceMoreWithARefresh) {
-  const Outcome o = run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform fp8-head,int8-token --scale-refresh 160,64 -o " + file("sr.json"));
+  const Outcome o =
+      run("kvsens evaluate " + inputs() + " --stats " + file("stats.h5") + " --uniform fp8-head,int8-token --scale-refresh 160,64 -o " + file("sr.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
   const sens::EvalResult e = artifacts::read_eval_file(file("sr.json"));
   std::vector<std::string> names;
@@ -100,7 +104,9 @@ TEST_F(Kvsens, StaticRangesAreMeasuredOnceMoreWithARefresh) {
 // Ranges of other text: some values lie beyond them.
 TEST_F(Kvsens, APlanThatRefreshesIsMeasuredSo) {
   test::write_file(file("narrow.txt"), test::txt(9000).substr(8200));
-  ASSERT_EQ(run("kvcalib --model " + file("m") + " --data " + file("narrow.txt") + " --seq-len 128 --num-samples 1 --threads 1 -o " + file("narrow.h5")).exit_code, 0);
+  ASSERT_EQ(
+      run("kvcalib --model " + file("m") + " --data " + file("narrow.txt") + " --seq-len 128 --num-samples 1 --threads 1 -o " + file("narrow.h5")).exit_code,
+      0);
   ASSERT_EQ(run("kvplan --uniform fp8-head --stats " + file("narrow.h5") + " -o " + file("fixed.json")).exit_code, 0);
   std::string text = test::read_file(file("fixed.json"));
   const std::string never = "\"scale_refresh_tokens\": 0";
@@ -120,7 +126,8 @@ TEST_F(Kvsens, APlanThatRefreshesIsMeasuredSo) {
   EXPECT_EQ(kld(file("raised.json")), kld("fp8-head refresh 64"));
   EXPECT_NE(kld("fp8-head"), kld("fp8-head refresh 64"));
   // Where nothing raises ranges, such a plan is refused by name.
-  for (const char* other : {" --backend kvrt", " --generate 8 --depth 64"}) expect(call + " --plan " + file("raised.json") + other + " -o " + file("no.json"), 7, "static ranges");
+  for (const char* other : {" --backend kvrt", " --generate 8 --depth 64"})
+    expect(call + " --plan " + file("raised.json") + other + " -o " + file("no.json"), 7, "static ranges");
   EXPECT_FALSE(exists("no.json"));
 }
 
@@ -140,7 +147,8 @@ TEST_F(Kvsens, RotationsAndCarriedErrorsAreMeasuredOnceMore) {
   };
   const sens::EvalResult query = measured(keys + "," + both + "," + pre + " --rotate query");
   EXPECT_EQ(names(query), (std::vector<std::string>{keys, keys + " rotate query", both, both + " rotate query", pre}));
-  EXPECT_NE(query.contenders[3].description.find("query in the place of had on the keys of 4 layers and the values of 4 layers"), std::string::npos) << query.contenders[3].description;
+  EXPECT_NE(query.contenders[3].description.find("query in the place of had on the keys of 4 layers and the values of 4 layers"), std::string::npos)
+      << query.contenders[3].description;
   const sens::EvalResult grouped = measured(keys + "," + both + ",bf16:int4.token.g.had --rotate grouped4");
   EXPECT_EQ(names(grouped), (std::vector<std::string>{keys, keys + " rotate grouped4", both, both + " rotate grouped4", "bf16:int4.token.g.had"}));
   EXPECT_NE(grouped.contenders[3].description.find("the values of 0 layers"), std::string::npos) << grouped.contenders[3].description;
@@ -235,7 +243,8 @@ TEST_F(Kvsens, EvaluateReportsTheDamageCurve) {
   const std::string call = "kvsens evaluate " + inputs() + " --uniform int2.token.g:bf16,int8.token.g:bf16 --sinks 4 --window 8 --damage-curve -o ";
   const Outcome o = run(call + file("dc.json"));
   ASSERT_EQ(o.exit_code, 0) << o.text;
-  for (const char* part : {"damage curve: noise on every key, 2 documents, 512 tokens", "0.005", "the curve never reaches a ratio of 5: it rejects nothing", "worst layer"})
+  for (const char* part :
+       {"damage curve: noise on every key, 2 documents, 512 tokens", "0.005", "the curve never reaches a ratio of 5: it rejects nothing", "worst layer"})
     EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
   const sens::EvalResult r = artifacts::read_eval_file(file("dc.json"));
   ASSERT_TRUE(r.damage_curve);
@@ -249,8 +258,9 @@ TEST_F(Kvsens, EvaluateReportsTheDamageCurve) {
   const Outcome plain = run("kvsens evaluate " + inputs() + " --uniform bf16:bf16 -o " + file("dc3.json"));
   EXPECT_FALSE(artifacts::read_eval_file(file("dc3.json")).damage_curve);
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --damage-curve --backend kvrt", 7, "leave --backend kvrt out");
-  expect("evaluate --model " + file("m") + " --data " + file("a.txt") + " --seq-len 60 --num-samples 2 --threads 1 --uniform int4.token.g:bf16 --window 0 --damage-curve -o " + file("no.json"), 6,
-         "rows that see 64 keys");
+  expect("evaluate --model " + file("m") + " --data " + file("a.txt") +
+             " --seq-len 60 --num-samples 2 --threads 1 --uniform int4.token.g:bf16 --window 0 --damage-curve -o " + file("no.json"),
+         6, "rows that see 64 keys");
   EXPECT_FALSE(exists("no.json"));
 }
 
@@ -309,8 +319,9 @@ TEST_F(Kvsens, TextThatNothingOfWouldBeCodedIsRefused) {
 
 TEST_F(Kvsens, OutputsAreCheckedBeforeTheWorkBegins) {
   const std::string common = inputs() + " --stats " + file("stats.h5"), old = test::read_file(file("stats.h5"));
-  for (const std::string& call : {"kvsens " + common + " -o " + file("stats.h5"), "kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g -o " + file("a.txt"),
-                                  "kvcalib " + inputs() + " -o " + file("m/config.json")}) {
+  for (const std::string& call :
+       {"kvsens " + common + " -o " + file("stats.h5"), "kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g -o " + file("a.txt"),
+        "kvcalib " + inputs() + " -o " + file("m/config.json")}) {
     const Outcome o = run(call);
     EXPECT_EQ(o.exit_code, 2) << call << "\n" << o.text;
     EXPECT_NE(o.text.find("would replace an input"), std::string::npos) << o.text;
@@ -333,8 +344,9 @@ TEST_F(Kvsens, FilesThatAPlanNamesAreInputs) {
   EXPECT_NE(o.text.find("would replace an input"), std::string::npos) << o.text;
   EXPECT_EQ(test::read_file(file("in.safetensors")), tensors);
   test::write_file(file("notes.json"), "{}");
-  for (const std::string& call : {"kvsens evaluate " + inputs() + " --plan " + file("in.json") + " -o " + file("notes.json"), "kvsens " + inputs() + " --stats " + file("stats.h5") + " -o " + file("notes.json"),
-                                  "kvcalib " + inputs() + " -o " + file("notes.json")}) {
+  for (const std::string& call :
+       {"kvsens evaluate " + inputs() + " --plan " + file("in.json") + " -o " + file("notes.json"),
+        "kvsens " + inputs() + " --stats " + file("stats.h5") + " -o " + file("notes.json"), "kvcalib " + inputs() + " -o " + file("notes.json")}) {
     const Outcome other = run(call);
     EXPECT_EQ(other.exit_code, 2) << other.text;
     EXPECT_NE(other.text.find("would be replaced"), std::string::npos) << other.text;
@@ -358,9 +370,11 @@ TEST_F(Kvsens, SchemesThatAreNotOfferedAreNamed) {
 
 // Scored like any scheme: in a grid, jointly, through plans; rank 8 of 8 channels at 8 bits loses next to nothing, rank 1 a lot.
 TEST_F(Kvsens, LowRankIsMeasured) {
-  const std::string ranks[] = {"int8.token.g.pre.lowrank8:int8.token.g.lowrank8", "int8.token.g.pre.lowrank4:int8.token.g.lowrank4", "int8.token.g.pre.lowrank1:int8.token.g.lowrank1"};
+  const std::string ranks[] = {"int8.token.g.pre.lowrank8:int8.token.g.lowrank8", "int8.token.g.pre.lowrank4:int8.token.g.lowrank4",
+                               "int8.token.g.pre.lowrank1:int8.token.g.lowrank1"};
   const std::string common = inputs() + " --stats " + file("stats.h5") + " --sinks 4 --window 32";
-  const Outcome joint = run("kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g," + ranks[0] + "," + ranks[1] + "," + ranks[2] + " -o " + file("lr.json"));
+  const Outcome joint =
+      run("kvsens evaluate " + common + " --uniform int8.token.g:int8.token.g," + ranks[0] + "," + ranks[1] + "," + ranks[2] + " -o " + file("lr.json"));
   ASSERT_EQ(joint.exit_code, 0) << joint.text;
   const sens::EvalResult e = artifacts::read_eval_file(file("lr.json"));
   const auto kld = [&](std::size_t i) { return e.contenders[i].total.kld.mean; };
@@ -370,8 +384,11 @@ TEST_F(Kvsens, LowRankIsMeasured) {
   EXPECT_LT(e.contenders[2].effective_bits_8192, e.contenders[1].effective_bits_8192);
 
   test::write_file(file("lr.txt"), test::txt(6000).substr(2000));
-  const std::string scored = "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 3 --data " + file("lr.txt") + " --stats " + file("stats.h5") + " --window 32";
-  const Outcome grid = run("kvsens " + scored + " --candidates int8.token.g,int4.token.g,int2.token.g,int8.token.g.pre.lowrank1,int8.token.g.lowrank1,int8.token.g.lowrank6 -o " + file("lr.h5"));
+  const std::string scored =
+      "--model " + file("m") + " --threads 1 --seq-len 256 --num-samples 3 --data " + file("lr.txt") + " --stats " + file("stats.h5") + " --window 32";
+  const Outcome grid =
+      run("kvsens " + scored +
+          " --candidates int8.token.g,int4.token.g,int2.token.g,int8.token.g.pre.lowrank1,int8.token.g.lowrank1,int8.token.g.lowrank6 -o " + file("lr.h5"));
   ASSERT_EQ(grid.exit_code, 0) << grid.text;
   EXPECT_NE(grid.text.find("int8.token.g.lowrank1 left out for K: lowrank1 on keys needs 'pre'"), std::string::npos) << grid.text;
   const sens::SensResult s = artifacts::read_sens_file(file("lr.h5"));
@@ -390,7 +407,8 @@ TEST_F(Kvsens, LowRankIsMeasured) {
   ASSERT_EQ(made.exit_code, 0) << made.text;
   const plan::Plan plan = artifacts::read_plan(file("lrp.json"));
   for (const plan::LayerPlan& layer : plan.layers) EXPECT_EQ(layer.k.scheme.lowrank, 0);
-  EXPECT_TRUE(std::any_of(plan.decision.begin(), plan.decision.end(), [](const plan::Reason& r) { return r.rule == "lowrank" && r.text.find("left out") != std::string::npos; }));
+  EXPECT_TRUE(std::any_of(plan.decision.begin(), plan.decision.end(),
+                          [](const plan::Reason& r) { return r.rule == "lowrank" && r.text.find("left out") != std::string::npos; }));
   // A plan that holds a basis is measured as its pair is.
   ASSERT_EQ(run("kvplan --uniform " + ranks[1] + " --stats " + file("stats.h5") + " --window 32 -o " + file("lru.json")).exit_code, 0);
   const Outcome planned = run("kvsens evaluate " + common.substr(0, common.find(" --sinks")) + " --plan " + file("lru.json") + " -o " + file("lrq.json"));
@@ -437,7 +455,8 @@ TEST_F(Kvsens, WrongCommandLines) {
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --objective loss", 2, "expected logits or attention");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --objective attention --backend kvrt", 7, "measured in place");
   expect("evaluate " + inputs() + " --uniform int8-token --scale-refresh 64 -o " + file("no.json"), 2, "no contender has static ranges");
-  expect("evaluate " + inputs() + " --uniform fp8-head --stats " + file("stats.h5") + " --scale-refresh 100000 -o " + file("no.json"), 6, "nothing would be refreshed");
+  expect("evaluate " + inputs() + " --uniform fp8-head --stats " + file("stats.h5") + " --scale-refresh 100000 -o " + file("no.json"), 6,
+         "nothing would be refreshed");
   expect("evaluate " + inputs() + " --uniform fp8-head --stats " + file("stats.h5") + " --scale-refresh 0 -o " + file("no.json"), 2, "--scale-refresh");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --generate 8 --depth 300 --dry-run", 6, "no document has as many tokens");  // before any work
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --generate 8 --depth 3 --sinks 4 --dry-run", 6, "not past the 4 sinks");

@@ -110,7 +110,8 @@ TEST(RetrievalCases, NumbersStandAtTheLineEndNextToTheirDepth) {
     std::vector<std::int64_t> cuts;
     for (const RetrievalAnswer& a : c.answers) cuts.push_back(a.told_at);
     std::sort(cuts.begin(), cuts.end());
-    for (std::size_t i = cuts.size(); i-- > 0;) filler.erase(static_cast<std::size_t>(cuts[i]), filler.find('\n', static_cast<std::size_t>(cuts[i]) + 1) + 1 - static_cast<std::size_t>(cuts[i]));
+    for (std::size_t i = cuts.size(); i-- > 0;)
+      filler.erase(static_cast<std::size_t>(cuts[i]), filler.find('\n', static_cast<std::size_t>(cuts[i]) + 1) + 1 - static_cast<std::size_t>(cuts[i]));
     std::int64_t taken = 0;
     const std::string all = tokenizer.decode(c.document.ids, 0, length);
     for (std::size_t i = 0; i < cuts.size(); ++i) {
@@ -201,7 +202,8 @@ TEST(RetrievalCases, WarningsSayWhatTheHitsDoNot) {
   result.contenders[0].retrieval = hits({0, 0});
   const auto all = [&](const std::vector<RetrievalCase>& cases) { return fmt::format("{}", fmt::join(retrieval_warnings(result, cases), "\n")); };
   std::string text = all({});
-  for (const char* part : {"at 1000 tokens: the model itself finds 4 of 10", "at 2000 tokens", "says nothing for this model"}) EXPECT_NE(text.find(part), std::string::npos) << text;
+  for (const char* part : {"at 1000 tokens: the model itself finds 4 of 10", "at 2000 tokens", "says nothing for this model"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
   EXPECT_EQ(text.find("fails"), std::string::npos);
   result.reference_retrieval = hits({9, 4});
   result.contenders[0].retrieval->pass = false;

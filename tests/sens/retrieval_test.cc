@@ -17,7 +17,8 @@ using test_fixture::random_documents;
 
 constexpr std::int64_t kPrompt = 100, kAnswer = 5;
 
-std::vector<std::vector<text::TokenId>> replies_of(const model::StreamingModel& model, const std::vector<text::Document>& prompts, const Contender* contender, bool packed) {
+std::vector<std::vector<text::TokenId>> replies_of(const model::StreamingModel& model, const std::vector<text::Document>& prompts, const Contender* contender,
+                                                   bool packed) {
   GenerateOptions options;
   options.depth = kPrompt, options.n_tokens = kAnswer, options.packed = packed;
   ThreadPool pool(1);
@@ -88,7 +89,8 @@ TEST(Retrieval, TheExactCacheFindsWhatTheReferenceDoes) {
   const EvalResult r = retrieved(m.model, cases, {exact}, false);
   EXPECT_EQ(sum_hits(*r.reference_retrieval).hits, 3);
   ASSERT_EQ(r.contenders[0].retrieval->cells.size(), r.reference_retrieval->cells.size());
-  for (std::size_t i = 0; i < r.reference_retrieval->cells.size(); ++i) EXPECT_EQ(r.contenders[0].retrieval->cells[i].hits, r.reference_retrieval->cells[i].hits) << i;
+  for (std::size_t i = 0; i < r.reference_retrieval->cells.size(); ++i)
+    EXPECT_EQ(r.contenders[0].retrieval->cells[i].hits, r.reference_retrieval->cells[i].hits) << i;
   EXPECT_EQ(r.contenders[0].retrieval->pass, true);
 }
 

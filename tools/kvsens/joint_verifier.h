@@ -41,6 +41,8 @@ class JointVerifier {
   plan::Measured measured(const sens::EvalContender& result) const;
 
  private:
+  std::vector<sens::EvalContender> measure(const std::vector<sens::Contender>& contenders, const std::string& phase, const LogSink& log);
+
   const Inputs& in_;
   const plan::Candidates& candidates_;
   const Invocation& call_;

@@ -31,8 +31,8 @@ void print_replies(const sens::EvalResult& result, std::size_t width) {
   fmt::print("{:<{}}  {:>15}  {:>17}  {:>9}  {:>15}  {:>24}  {:>25}\n", "scheme or plan", width, "rep-4", "repeated suffix", "hit cap", "agreeing prefix",
              "row KLD", "catastrophic (95 %)");
   const auto line = [&](const std::string& name, const sens::EvalReplies& r, const std::string& compared) {
-    fmt::print("{:<{}}  {:>6.4f} ± {:>6.4f}  {:>8.1f} ± {:>6.1f}  {:>7.2f} %{}\n", name, width, r.rep_4.mean, r.rep_4.se, r.repeated_suffix.mean, r.repeated_suffix.se,
-               100 * r.hit_cap, compared);
+    fmt::print("{:<{}}  {:>6.4f} ± {:>6.4f}  {:>8.1f} ± {:>6.1f}  {:>7.2f} %{}\n", name, width, r.rep_4.mean, r.rep_4.se, r.repeated_suffix.mean,
+               r.repeated_suffix.se, 100 * r.hit_cap, compared);
   };
   line("(reference)", *result.reference_replies, "");
   for (const auto& c : result.contenders) {
@@ -80,15 +80,15 @@ void print_attention(const sens::EvalResult& result, std::size_t width) {
 /// What the gate of kvsens refine would have said of each contender, beside what was measured.
 void print_damage(const sens::EvalResult& result, std::size_t width) {
   const sens::DamageCurve& curve = *result.damage_curve;
-  fmt::print("\ndamage curve: noise on every key, {}, {}; x = 1 - lowest layer's correlation of attention scores\n{:>7}  {:>10}  {:>12}\n", counted(curve.n_documents, "document"),
-             counted(curve.n_tokens, "token"), "sigma", "x", "PPL ratio");
+  fmt::print("\ndamage curve: noise on every key, {}, {}; x = 1 - lowest layer's correlation of attention scores\n{:>7}  {:>10}  {:>12}\n",
+             counted(curve.n_documents, "document"), counted(curve.n_tokens, "token"), "sigma", "x", "PPL ratio");
   for (const sens::DamagePoint& p : curve.points) fmt::print("{:>7g}  {:>10.3e}  {:>12.5f}\n", p.sigma, p.x, p.ppl_ratio);
   fmt::print("{}\n", curve.rejects_from ? fmt::format("a ratio of {:g} is predicted from x = {:.4g} on", sens::kRuinedPplRatio, *curve.rejects_from)
                                         : fmt::format("the curve never reaches a ratio of {:g}: it rejects nothing", sens::kRuinedPplRatio));
   fmt::print("{:<{}}  {:>10}  {:>11}  {:>12}  {:>12}\n", "scheme or plan", width, "x", "worst layer", "predicted", "measured");
   for (const sens::EvalContender& c : result.contenders)
-    fmt::print("{:<{}}  {:>10.3e}  {:>11}  {:>12.5f}  {:>12.5f}{}\n", to_valid_utf8(c.name), width, c.damage->x, c.damage->worst_layer, c.damage->predicted_ppl_ratio, c.total.ppl_ratio.mean,
-               c.damage->rejected ? "  rejected" : "");
+    fmt::print("{:<{}}  {:>10.3e}  {:>11}  {:>12.5f}  {:>12.5f}{}\n", to_valid_utf8(c.name), width, c.damage->x, c.damage->worst_layer,
+               c.damage->predicted_ppl_ratio, c.total.ppl_ratio.mean, c.damage->rejected ? "  rejected" : "");
 }
 
 std::string slope_text(const std::optional<sens::MeanSe>& slope) {
@@ -106,9 +106,9 @@ std::string marks(const sens::EvalContender& c) {
 void print_table(const sens::EvalResult& result, const std::string& output) {
   std::size_t width = 18;
   for (const auto& c : result.contenders) width = std::max(width, to_valid_utf8(c.name).size());
-  fmt::print("{}, {}{}, prefill={}, backend={}, reference perplexity {:.4f} ± {:.4f}\n", counted(result.settings.n_documents, "document"), counted(result.settings.n_rows, "row"),
-             result.settings.second_half ? " of second halves" : "", result.settings.prefill, result.settings.backend, result.noise_floor.ppl_base.mean,
-             result.noise_floor.ppl_base.se);
+  fmt::print("{}, {}{}, prefill={}, backend={}, reference perplexity {:.4f} ± {:.4f}\n", counted(result.settings.n_documents, "document"),
+             counted(result.settings.n_rows, "row"), result.settings.second_half ? " of second halves" : "", result.settings.prefill, result.settings.backend,
+             result.noise_floor.ppl_base.mean, result.noise_floor.ppl_base.se);
   fmt::print("{:<{}}  {:>9}  {:>9}  {:>24}  {:>11}  {:>15}  {:>20}  {:>12}\n", "scheme or plan", width, "bits@2048", "bits@8192", "mean KLD ± SE", "99% KLD",
              "same top p", "PPL ratio", "length slope");
   const auto line = [&](const std::string& name, const std::string& bits2, const std::string& bits8, const sens::KldBlock& b, const std::string& rest) {
@@ -137,7 +137,8 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   const sens::EvaluateEstimate e = sens::estimate_evaluate(*in.model, in.corpus.documents, contenders.size(), settings);
   const std::int64_t generation_bytes = generation.n_tokens > 0 ? sens::generate_bytes(*in.model, in.corpus.documents.size(), generation) : 0;
   const sens::EvaluateEstimate r = cases.empty() ? sens::EvaluateEstimate{} : sens::estimate_retrieval(*in.model, cases, contenders.size(), settings);
-  const double memory = static_cast<double>(std::max({e.hidden_memory_bytes + e.working_bytes, r.hidden_memory_bytes + r.working_bytes, generation_bytes}) + resident_memory_bytes());
+  const double memory = static_cast<double>(std::max({e.hidden_memory_bytes + e.working_bytes, r.hidden_memory_bytes + r.working_bytes, generation_bytes}) +
+                                            resident_memory_bytes());
   constexpr double kMixedPass = 1.2;  // a pass over a changed cache beside a bare one
   const double gate = options.damage_curve ? damage_passes(in, most_sinks(contenders)) : 0;
   const double runs = static_cast<double>(contenders.size());
@@ -147,28 +148,35 @@ int dry_run(const EvaluateCommand& options, const Invocation& call, const Inputs
   if (call.json) {
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
     for (const auto& c : contenders) names.push_back({{"name", to_valid_utf8(c.header.name)}, {"effective_bits_8192", c.header.effective_bits_8192.value_or(0)}});
-    const nlohmann::ordered_json j = {{"model", to_valid_utf8(options.run.model)}, {"documents", in.corpus.documents.size()}, {"tokens", in.corpus.identity.n_tokens},
-                                      {"contenders", names}, {"second_half", options.second_half},
-                                      {"predicted", {{"seconds", seconds}, {"memory_bytes", memory}, {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", spill}}}};
+    const nlohmann::ordered_json j = {
+        {"model", to_valid_utf8(options.run.model)},
+        {"documents", in.corpus.documents.size()},
+        {"tokens", in.corpus.identity.n_tokens},
+        {"contenders", names},
+        {"second_half", options.second_half},
+        {"predicted", {{"seconds", seconds}, {"memory_bytes", memory}, {"hidden_bytes", e.hidden_memory_bytes}, {"spill_bytes", spill}}}};
     fmt::print("{}\n", j.dump(2));
     return 0;
   }
   fmt::print("model      {} ({}, {})\n", to_valid_utf8(options.run.model), in.identity.architecture, counted(in.identity.n_layers, "layer"));
-  fmt::print("text       {}, {}{}\n", counted(in.corpus.documents.size(), "document"), counted(in.corpus.identity.n_tokens, "token"), options.second_half ? ", second halves scored" : "");
+  fmt::print("text       {}, {}{}\n", counted(in.corpus.documents.size(), "document"), counted(in.corpus.identity.n_tokens, "token"),
+             options.second_half ? ", second halves scored" : "");
   for (const auto& c : contenders)
     fmt::print("contender  {}: {}, {} effective bits at 8192\n", to_valid_utf8(c.header.name), c.header.description, bits_text(c.header.effective_bits_8192));
   if (generation.n_tokens > 0)
     fmt::print("replies    up to {} after prompts of {}, {} in all\n", counted(generation.n_tokens, "token"), generation.depth,
                counted(static_cast<std::int64_t>(contenders.size() + 1) * generation.n_tokens * static_cast<std::int64_t>(in.corpus.documents.size()), "token"));
-  if (!cases.empty()) fmt::print("retrieval  {} of {} to {}\n", counted(cases.size(), "text"), cases.front().document.ids.size(), counted(cases.back().document.ids.size(), "token"));
+  if (!cases.empty())
+    fmt::print("retrieval  {} of {} to {}\n", counted(cases.size(), "text"), cases.front().document.ids.size(),
+               counted(cases.back().document.ids.size(), "token"));
   fmt::print("time       about {}{}\n", format_duration(seconds), generation.n_tokens > 0 ? ", replies not counted" : "");
   fmt::print("memory     about {}, hidden states {} of it\n", format_bytes(memory), format_bytes(static_cast<double>(e.hidden_memory_bytes)));
   fmt::print("disk       {} temporary for hidden states\n", format_bytes(spill));
   return 0;
 }
 
-void measure_damage(const Inputs& in, const std::vector<sens::Contender>& contenders, const sens::EvaluateOptions& settings, ThreadPool& pool, const Invocation& call, Progress& progress,
-                    sens::EvalResult& result) {
+void measure_damage(const Inputs& in, const std::vector<sens::Contender>& contenders, const sens::EvaluateOptions& settings, ThreadPool& pool,
+                    const Invocation& call, Progress& progress, sens::EvalResult& result) {
   sens::DamageOptions options;
   options.n_sinks = most_sinks(contenders);
   options.second_half = settings.second_half;
@@ -200,12 +208,14 @@ void add_variants(std::vector<sens::Contender>& contenders, const char* option, 
 void add_asked_variants(std::vector<sens::Contender>& contenders, const EvaluateCommand& options, const Inputs& in, const Statistics& statistics) {
   if (const std::vector<std::int64_t> intervals = parse_intervals(options.scale_refresh); !intervals.empty()) {
     if (intervals.front() >= in.corpus.longest())
-      fail(ErrorKind::kInfeasible, "--scale-refresh", "is {}, but no document is longer ({}): nothing would be refreshed", intervals.front(), counted(in.corpus.longest(), "token"));
-    add_variants(contenders, "--scale-refresh", "static ranges of one a unit or KV head without center, smooth or had (fp8-vllm and fp8-head have)", [&](const sens::Contender& c) {
-      std::vector<std::optional<sens::Contender>> out;
-      for (const std::int64_t interval : intervals) out.push_back(sens::refreshed_contender(c, in.identity, interval));
-      return out;
-    });
+      fail(ErrorKind::kInfeasible, "--scale-refresh", "is {}, but no document is longer ({}): nothing would be refreshed", intervals.front(),
+           counted(in.corpus.longest(), "token"));
+    add_variants(contenders, "--scale-refresh", "static ranges of one a unit or KV head without center, smooth or had (fp8-vllm and fp8-head have)",
+                 [&](const sens::Contender& c) {
+                   std::vector<std::optional<sens::Contender>> out;
+                   for (const std::int64_t interval : intervals) out.push_back(sens::refreshed_contender(c, in.identity, interval));
+                   return out;
+                 });
   }
   if (!options.rotate.empty()) {
     const quant::RotationKind kind = quant::parse_rotation("--rotate", options.rotate);
@@ -230,9 +240,11 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   if (options.depth > 0 && options.generate == 0) fail(ErrorKind::kUsage, "--depth", "is the length of the prompts of --generate, which is not given");
   if (options.backend != "fake" && options.backend != "kvrt")
     fail(ErrorKind::kUsage, "--backend", "is \"{}\", expected fake or kvrt", options.backend);
-  if (options.objective != "logits" && options.objective != "attention") fail(ErrorKind::kUsage, "--objective", "is \"{}\", expected logits or attention", options.objective);
+  if (options.objective != "logits" && options.objective != "attention")
+    fail(ErrorKind::kUsage, "--objective", "is \"{}\", expected logits or attention", options.objective);
   if (options.damage_curve && options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--damage-curve", "compares scores in place; leave --backend kvrt out");
-  if (options.objective == "attention" && options.backend == "kvrt") fail(ErrorKind::kUnsupported, "--objective attention", "is measured in place; leave --backend kvrt out");
+  if (options.objective == "attention" && options.backend == "kvrt")
+    fail(ErrorKind::kUnsupported, "--objective attention", "is measured in place; leave --backend kvrt out");
   const std::vector<std::int64_t> lengths = parse_lengths(options.retrieval);
   require_model_and_data(options.run);
   std::vector<std::string> files = inputs_of(options.run);
@@ -253,7 +265,8 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
   add_asked_variants(contenders, options, in, statistics);
   for (const sens::Contender& c : contenders) check_something_is_coded(c, in.corpus.longest());
   if (options.damage_curve && sens::damage_documents(in.corpus.documents, most_sinks(contenders)).empty())
-    fail(ErrorKind::kInfeasible, "--damage-curve", "compares rows that see {} keys, and no document has so many tokens; take a longer --seq-len or text", sens::kLeastScores);
+    fail(ErrorKind::kInfeasible, "--damage-curve", "compares rows that see {} keys, and no document has so many tokens; take a longer --seq-len or text",
+         sens::kLeastScores);
   sens::EvaluateOptions settings;
   settings.second_half = options.second_half;
   settings.packed = options.backend == "kvrt";
@@ -304,7 +317,8 @@ int run_evaluate(const EvaluateCommand& options, const Invocation& call) {
     std::int64_t tokens = 0;
     for (const sens::RetrievalCase& c : cases) tokens += static_cast<std::int64_t>(c.document.ids.size());
     PhaseProgress finding(progress, call, tokens * static_cast<std::int64_t>(contenders.size() + 1));
-    sens::retrieve(*in.model, cases, contenders, settings, pool, &result, log, [&](const sens::EvaluateProgress& p) { finding.update("retrieval", p.done, p.total); });
+    sens::retrieve(*in.model, cases, contenders, settings, pool, &result, log,
+                   [&](const sens::EvaluateProgress& p) { finding.update("retrieval", p.done, p.total); });
   }
   progress.clear();
   result.provenance.seconds = call.seconds();
