@@ -236,7 +236,8 @@ TEST_F(Kvsens, RetrievalIsMeasuredForEveryContender) {
   expect(dry_call + "--retrieval 64,1200", 2, "expected lengths of at least");
   expect(dry_call + "--retrieval 1200,5000", 2, "the model knows 4096 positions");
   expect("evaluate " + inputs() + " --uniform bf16:bf16 --dry-run --retrieval 1200,1300", 6, "the windows of --data hold 768 tokens");
-  expect(dry_call + "--retrieval 1200,1300 --window 1200", 6, "keeps exact");
+  const std::string long_windows = "--model " + file("m") + " --data " + file("a.txt") + " --seq-len 2000 --num-samples 2 --threads 1";
+  expect("evaluate " + long_windows + " --uniform bf16:bf16 --window 1500 --dry-run --retrieval 1200,1300", 6, "1200, all of which bf16:bf16 keeps exact");
 }
 
 TEST_F(Kvsens, EvaluateReportsTheDamageCurve) {

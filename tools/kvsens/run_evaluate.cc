@@ -45,10 +45,12 @@ void print_replies(const sens::EvalResult& result, std::size_t width) {
 
 /// Hits by length and depth; the last column of a length is the text with four numbers.
 void print_retrieval(const sens::EvalResult& result, std::size_t width) {
-  fmt::print("\nretrieval: 5-digit numbers told at a depth of the text, or four along it, and asked for at its end; hits\n{:<{}}", "", width);
+  fmt::print("\nretrieval: 5-digit numbers told at a depth of the text, or four along it, and asked for at its end; hits\n");
   const std::vector<sens::RetrievalCell>& cells = result.reference_retrieval->cells;
-  for (const sens::RetrievalCell& c : cells) fmt::print("  {:>7}", c.depth == sens::kPasskeyDepths.front() ? fmt::format("T={}", c.length) : "");
-  fmt::print("\n{:<{}}", "scheme or plan", width);
+  std::string lengths(width, ' ');
+  for (const sens::RetrievalCell& c : cells) lengths += fmt::format("  {:>7}", c.depth == sens::kPasskeyDepths.front() ? fmt::format("T={}", c.length) : "");
+  lengths.erase(lengths.find_last_not_of(' ') + 1);
+  fmt::print("{}\n{:<{}}", lengths, "scheme or plan", width);
   for (const sens::RetrievalCell& c : cells) fmt::print("  {:>7}", c.depth ? fmt::format("{:.0f} %", 100 * *c.depth) : "4 keys");
   fmt::print("  {:>8}\n", "all");
   const auto line = [&](const std::string& name, const sens::EvalRetrieval& r, const char* verdict) {
