@@ -157,7 +157,9 @@ TEST_F(Kvsens, RotationsAndCarriedErrorsAreMeasuredOnceMore) {
       const sens::EvalContender &plain = e->contenders[i], &rotated = e->contenders[i + 1];
       EXPECT_NE(rotated.total.kld.mean, plain.total.kld.mean) << rotated.name;
       EXPECT_LT(rotated.total.kld.mean, 2 * plain.total.kld.mean) << rotated.name;
-      if (plain.name == keys) EXPECT_LT(100 * rotated.total.kld.mean, e->negative_control->total.kld.mean) << rotated.name;
+      if (plain.name == keys) {
+        EXPECT_LT(100 * rotated.total.kld.mean, e->negative_control->total.kld.mean) << rotated.name;
+      }
       EXPECT_EQ(rotated.effective_bits_2048, plain.effective_bits_2048) << rotated.name;
     }
   const sens::EvalResult carry = measured(both + "," + pre + " --rotate grouped2 --carry-value-error 0.5,0.25");
