@@ -44,7 +44,9 @@ void install_signal_handlers() {
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
-  ::sigaction(SIGHUP, &action, nullptr);  // a closed terminal
+  struct sigaction inherited{};
+  ::sigaction(SIGHUP, nullptr, &inherited);
+  if (inherited.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // a closed terminal; nohup ignores it
 }
 
 /// FILE of `--config FILE` or `--config=FILE` as the user gave it.
@@ -111,11 +113,15 @@ std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& e) 
 
 /// OpenMP's threads spin between libtorch's parallel regions; where other programs want the same cores, the threads that still have work
 /// then wait for those that only spin, a time slice at every region. The runtime reads its policy while it is loaded, so the program starts
-/// itself once more with another one. A policy of the user's stands; where the start fails all goes on as it was.
+/// itself once more with another one, before it has read anything. A policy of the user's stands; where the start fails all goes on as it was.
 void wait_without_spinning(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
   ::setenv("OMP_WAIT_POLICY", "passive", 1);
-  ::execv("/proc/self/exe", argv);
+  char path[4096];  // not /proc/self/exe itself, which would become the name of the process
+  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path - 1);
+  if (n <= 0) return;
+  path[n] = '\0';
+  ::execv(path, argv);
 }
 
 /// Throws kIo if anything written to standard output is lost.
@@ -221,7 +227,6 @@ int run_program(int argc, char** argv, const Program& program) {
   }
   call.threads = static_cast<int>(threads);
   call.verbosity = quiet ? -1 : verbose ? 1 : 0;
-  if (program.computes && call.n_threads() > 1) wait_without_spinning(argv);
   const int status = program.run(call);
   flush_stdout();
   return status;
@@ -242,6 +247,7 @@ void throw_if_interrupted() {
 }
 
 int cli_main(int argc, char** argv, const Program& program) {
+  if (program.computes) wait_without_spinning(argv);
   install_signal_handlers();
   try {
     return run_program(argc, argv, program);
