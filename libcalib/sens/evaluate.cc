@@ -30,36 +30,13 @@ class Walk {
  public:
   Walk(const model::StreamingModel& model, const std::vector<text::Document>& documents, const std::vector<const Contender*>& runs,
        const EvaluateOptions& options, ThreadPool& pool, const EvaluateProgressFn& progress)
-      : model_(model), documents_(documents), runs_(runs), options_(options), pool_(pool), progress_(progress),
-        states_(documents, static_cast<std::int64_t>(runs.size()), model.identity().hidden_size,
-                model::tensor_options(model.device(), model.dtype()), options.hidden_memory_bytes) {
-    std::int64_t longest = 0;
-    for (const text::Document& d : documents) longest = std::max(longest, static_cast<std::int64_t>(d.ids.size()));
-    for (std::size_t r = 0; r < runs.size(); ++r)
-      packed_.push_back(options.packed && r >= kFirstContender ? std::make_unique<PackedCache>(model.identity(), *runs[r], longest, pool) : nullptr);
-    for (const text::Document& d : documents) n_tokens_ += static_cast<std::int64_t>(d.ids.size());
-    total_ = n_tokens_ * static_cast<std::int64_t>(runs.size()) * (model.n_layers() + 1);
-  }
+      : model_(model), documents_(documents), runs_(runs), options_(options), pool_(pool),
+        walk_(model, documents, walk_runs(runs, options), options.hidden_memory_bytes, pool, progress) {}
 
   void through_blocks() {
-    const c10::NoGradGuard no_grad;
-    const auto embedding = model_.load_embedding();
-    for (std::size_t d = 0; d < documents_.size(); ++d) states_.put(0, d, embedding->lookup(documents_[d].ids));
-    for (std::int64_t l = 0; l < model_.n_layers(); ++l) {
-      const auto block = model_.load_block(l);
-      for (std::size_t d = 0; d < documents_.size(); ++d) {
-        const at::Tensor embedded = l == 0 ? states_.get(0, d) : at::Tensor{};
-        if (options_.attention) compare_attention(*block, l, d);
-        for (std::size_t r = 0; r < runs_.size(); ++r) {
-          const auto slot = static_cast<std::int64_t>(r);
-          const LayerChange* change = runs_[r] == nullptr ? nullptr : &runs_[r]->layers[static_cast<std::size_t>(l)];
-          const std::int64_t tile = slot == kFloor ? options_.floor_query_tile : options_.query_tile;
-          const at::Tensor x = l == 0 ? embedded : states_.get(slot, d);
-          states_.put(slot, d, packed_[r] ? run_block_packed(*block, x, static_cast<std::size_t>(l), *packed_[r]) : run_block(*block, x, change, tile, pool_));
-          advance(static_cast<std::int64_t>(documents_[d].ids.size()));
-        }
-      }
-    }
+    walk_.through_blocks([this](const model::Block& block, std::size_t layer, std::size_t document) {
+      if (options_.attention) compare_attention(block, layer, document);
+    });
   }
 
   /// [run - 1][row] against the reference.
@@ -71,12 +48,12 @@ class Walk {
       const RowRange range = scored_rows(n, n_sinks, options_.second_half);
       if (range.first < range.end) {
         std::vector<at::Tensor> finals;
-        for (std::size_t r = 1; r < runs_.size(); ++r) finals.push_back(states_.get(static_cast<std::int64_t>(r), d));
-        auto rows = compare_final_states(*head, states_.get(kReference, d), finals, names, documents_[d].ids, static_cast<std::int32_t>(d), range.first,
+        for (std::size_t r = 1; r < runs_.size(); ++r) finals.push_back(walk_.states(r, d));
+        auto rows = compare_final_states(*head, walk_.states(kReference, d), finals, names, documents_[d].ids, static_cast<std::int32_t>(d), range.first,
                                          range.end, pool_);
         for (std::size_t r = 0; r < rows.size(); ++r) out[r].insert(out[r].end(), rows[r].begin(), rows[r].end());
       }
-      advance(n * static_cast<std::int64_t>(runs_.size()));
+      walk_.advance(n * static_cast<std::int64_t>(runs_.size()));
     }
     return out;
   }
@@ -104,23 +81,26 @@ class Walk {
   }
 
  private:
-  /// Before the layer's states are replaced: the reference's queries over every contender's cache of the reference's keys and values.
-  void compare_attention(const model::Block& block, std::int64_t l, std::size_t d) {
-    const model::Projected p = block.project(states_.get(kReference, d));
-    const at::Tensor q = block.rotate(p.q_pre), k = block.rotate(p.k_pre);
-    losses_.resize((runs_.size() - kFirstContender) * documents_.size() * static_cast<std::size_t>(model_.n_layers()));
-    for (std::size_t c = 0; c + kFirstContender < runs_.size(); ++c) {
-      const LayerChange& change = runs_[c + kFirstContender]->layers[static_cast<std::size_t>(l)];
-      const ChangedCache cache = change_cache(block, p.k_pre, k, p.v, change, pool_);
-      const SampledPositions sampled = sample_positions(options_.seed, d, static_cast<std::uint64_t>(l), q.size(0), change.tiers.n_sinks, options_.attention_rows);
-      losses_[(c * documents_.size() + d) * static_cast<std::size_t>(model_.n_layers()) + static_cast<std::size_t>(l)] =
-          attention_loss(q, k, p.v, {cache.k_coded, cache.v_coded, cache.k_exact, cache.v_exact, change.tiers}, block.geometry(), sampled);
-    }
+  static std::vector<WalkRun> walk_runs(const std::vector<const Contender*>& runs, const EvaluateOptions& options) {
+    std::vector<WalkRun> out;
+    for (std::size_t r = 0; r < runs.size(); ++r)
+      out.push_back({runs[r], r == kFloor ? options.floor_query_tile : options.query_tile, options.packed && r >= kFirstContender});
+    return out;
   }
 
-  void advance(std::int64_t tokens) {
-    done_ += tokens;
-    if (progress_) progress_({done_, total_});
+  /// Before the layer's states are replaced: the reference's queries over every contender's cache of the reference's keys and values.
+  void compare_attention(const model::Block& block, std::size_t l, std::size_t d) {
+    const auto n_layers = static_cast<std::size_t>(model_.n_layers());
+    const model::Projected p = block.project(walk_.states(kReference, d));
+    const at::Tensor q = block.rotate(p.q_pre), k = block.rotate(p.k_pre);
+    losses_.resize((runs_.size() - kFirstContender) * documents_.size() * n_layers);
+    for (std::size_t c = 0; c + kFirstContender < runs_.size(); ++c) {
+      const LayerChange& change = runs_[c + kFirstContender]->layers[l];
+      const ChangedCache cache = change_cache(block, p.k_pre, k, p.v, change, pool_);
+      const SampledPositions sampled = sample_positions(options_.seed, d, static_cast<std::uint64_t>(l), q.size(0), change.tiers.n_sinks, options_.attention_rows);
+      losses_[(c * documents_.size() + d) * n_layers + l] =
+          attention_loss(q, k, p.v, {cache.k_coded, cache.v_coded, cache.k_exact, cache.v_exact, change.tiers}, block.geometry(), sampled);
+    }
   }
 
   const model::StreamingModel& model_;
@@ -128,11 +108,8 @@ class Walk {
   const std::vector<const Contender*>& runs_;
   const EvaluateOptions& options_;
   ThreadPool& pool_;
-  const EvaluateProgressFn& progress_;
-  DocumentStates states_;
-  std::vector<AttentionLoss> losses_;                 ///< [contender, document, layer]
-  std::vector<std::unique_ptr<PackedCache>> packed_;  ///< per run; null: exact, or fake-quantised
-  std::int64_t n_tokens_ = 0, done_ = 0, total_ = 0;
+  JointWalk walk_;
+  std::vector<AttentionLoss> losses_;  ///< [contender, document, layer]
 };
 
 EvalContender measured(const EvalContender& header, const std::vector<KldRow>& rows) {
@@ -197,9 +174,11 @@ void evaluate(const model::StreamingModel& model, const std::vector<text::Docume
     e.length_limit = length_limit(e.buckets);
     e.indistinguishable = e.total.kld.mean < kIndistinguishable * floor;
     if (!e.indistinguishable) e.flags = length_flags(e.kld_slope, e.buckets, trend_start(e.n_sinks, e.window));
-    if (e.total.kld.mean > negative)
-      warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));
-    for (std::string& text : length_warnings(e)) warn(result, log, std::move(text));
+    if (options.contender_warnings) {
+      if (e.total.kld.mean > negative)
+        warn(result, log, fmt::format("{} loses more ({:.3g}) than the negative control ({:.3g})", e.name, e.total.kld.mean, negative));
+      for (std::string& text : length_warnings(e)) warn(result, log, std::move(text));
+    }
     result->contenders.push_back(std::move(e));
   }
 }

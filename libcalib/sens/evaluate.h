@@ -18,6 +18,7 @@ struct EvaluateOptions {
   bool packed = false;       ///< contenders run through the runtime's packed pages, token by token, instead of being fake-quantised
   bool second_half = false;  ///< rows n/2 ... n - 2 of each document, as llama-perplexity scores
   bool attention = false;    ///< also fill EvalContender::attention; not with `packed`
+  bool contender_warnings = true;  ///< warn of single contenders: by position, of their entropy, beyond the negative control
   std::int64_t attention_rows = 128;  ///< sampled rows per document and layer
   std::uint64_t seed = 0;             ///< of that sample
   std::int64_t hidden_memory_bytes = std::int64_t{4} << 30;

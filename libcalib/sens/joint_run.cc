@@ -159,6 +159,48 @@ at::Tensor run_block_packed(const model::Block& block, const at::Tensor& x, std:
   return block.finish(x, o.to(x.options()));
 }
 
+JointWalk::JointWalk(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::vector<WalkRun> runs,
+                     std::int64_t hidden_memory_bytes, ThreadPool& pool, const EvaluateProgressFn& progress)
+    : model_(model), documents_(documents), runs_(std::move(runs)), pool_(pool), progress_(progress),
+      states_(documents, static_cast<std::int64_t>(runs_.size()), model.identity().hidden_size, model::tensor_options(model.device(), model.dtype()),
+              hidden_memory_bytes) {
+  CALIB_CHECK(!runs_.empty() && runs_.front().contender == nullptr);
+  std::int64_t n_tokens = 0, longest = 0;
+  for (const text::Document& d : documents) {
+    n_tokens += static_cast<std::int64_t>(d.ids.size());
+    longest = std::max(longest, static_cast<std::int64_t>(d.ids.size()));
+  }
+  for (const WalkRun& run : runs_) packed_.push_back(run.packed ? std::make_unique<PackedCache>(model.identity(), *run.contender, longest, pool) : nullptr);
+  total_ = n_tokens * static_cast<std::int64_t>(runs_.size()) * (model.n_layers() + 1);
+}
+
+void JointWalk::through_blocks(const BeforeBlock& before) {
+  const c10::NoGradGuard no_grad;
+  const auto embedding = model_.load_embedding();
+  for (std::size_t d = 0; d < documents_.size(); ++d) states_.put(0, d, embedding->lookup(documents_[d].ids));
+  for (std::int64_t l = 0; l < model_.n_layers(); ++l) {
+    const auto layer = static_cast<std::size_t>(l);
+    const auto block = model_.load_block(l);
+    for (std::size_t d = 0; d < documents_.size(); ++d) {
+      const at::Tensor embedded = l == 0 ? states(0, d) : at::Tensor{};
+      if (before) before(*block, layer, d);
+      for (std::size_t r = 0; r < runs_.size(); ++r) {
+        const WalkRun& run = runs_[r];
+        const at::Tensor x = l == 0 ? embedded : states(r, d);
+        states_.put(static_cast<std::int64_t>(r), d,
+                    packed_[r] ? run_block_packed(*block, x, layer, *packed_[r])
+                               : run_block(*block, x, run.contender == nullptr ? nullptr : &run.contender->layers[layer], run.query_tile, pool_));
+        advance(static_cast<std::int64_t>(documents_[d].ids.size()));
+      }
+    }
+  }
+}
+
+void JointWalk::advance(std::int64_t tokens) {
+  done_ += tokens;
+  if (progress_) progress_({done_, total_});
+}
+
 std::vector<std::vector<KldRow>> compare_final_states(const model::Head& head, const at::Tensor& reference, const std::vector<at::Tensor>& contenders,
                                                       const std::vector<std::string>& names, const std::vector<text::TokenId>& ids,
                                                       std::int32_t document, std::int64_t first, std::int64_t end, ThreadPool& pool) {

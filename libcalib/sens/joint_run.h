@@ -1,14 +1,18 @@
 #pragma once
-// INTERNAL to sens/: hidden states of many documents and runs, one block over a changed cache, and logits compared in row tiles.
+// INTERNAL to sens/: hidden states of many documents and runs, blocks over changed caches, and logits compared in row tiles.
 // Legend: T tokens, C hidden size, V vocabulary.
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "libcalib/model/hidden_store.h"
+#include "libcalib/model/streaming_model.h"
 #include "libcalib/model/torch_block.h"
 #include "libcalib/sens/contender.h"
+#include "libcalib/sens/evaluate.h"
 #include "libcalib/sens/kld_block.h"
 #include "libcalib/sens/packed_cache.h"
 #include "libcalib/text/corpus.h"
@@ -42,6 +46,38 @@ class DocumentStates {
 at::Tensor run_block(const model::Block& block, const at::Tensor& x, const LayerChange* change, std::int64_t query_tile, ThreadPool& pool);
 /// The same through the runtime's pages, token by token. layer_idx: position in ModelIdentity::layers.
 at::Tensor run_block_packed(const model::Block& block, const at::Tensor& x, std::size_t layer_idx, PackedCache& cache);
+
+/// One run of a walk: what its caches hold, and the rows of its attention tiles.
+struct WalkRun {
+  const Contender* contender = nullptr;  ///< null: exact caches
+  std::int64_t query_tile = kQueryTile;
+  bool packed = false;  ///< through the runtime's pages
+};
+
+/// Every document through all blocks, once a run; each block is loaded once. References must outlive it.
+class JointWalk {
+ public:
+  using BeforeBlock = std::function<void(const model::Block& block, std::size_t layer, std::size_t document)>;
+  /// Requires: a first run, exact.
+  JointWalk(const model::StreamingModel& model, const std::vector<text::Document>& documents, std::vector<WalkRun> runs, std::int64_t hidden_memory_bytes,
+            ThreadPool& pool, const EvaluateProgressFn& progress);
+  /// `before`: while the states of that document are still the block's inputs.
+  void through_blocks(const BeforeBlock& before = {});
+  /// [T, C], inputs of the block under way; final states after through_blocks().
+  at::Tensor states(std::size_t run, std::size_t document) const { return states_.get(static_cast<std::int64_t>(run), document); }
+  /// Reports tokens as done; the head's share of the total, one for each token and run, is the caller's.
+  void advance(std::int64_t tokens);
+
+ private:
+  const model::StreamingModel& model_;
+  const std::vector<text::Document>& documents_;
+  std::vector<WalkRun> runs_;
+  ThreadPool& pool_;
+  const EvaluateProgressFn& progress_;
+  DocumentStates states_;
+  std::vector<std::unique_ptr<PackedCache>> packed_;  ///< per run; null: exact, or fake-quantised
+  std::int64_t done_ = 0, total_ = 0;
+};
 
 /// K and V of one document as its rows read them under `change`.
 struct ChangedCache {

@@ -1,7 +1,6 @@
 #include "libcalib/sens/retrieval.h"
 
 #include <algorithm>
-#include <memory>
 
 #include <c10/core/GradMode.h>
 
@@ -16,48 +15,20 @@ std::vector<std::vector<std::int64_t>> count_hits(const model::StreamingModel& m
                                                   const EvaluateProgressFn& progress) {
   const c10::NoGradGuard no_grad;
   const std::vector<text::Document> documents = documents_of(cases);
-  std::int64_t n_tokens = 0, longest = 0, done = 0;
-  for (const text::Document& d : documents) {
-    n_tokens += static_cast<std::int64_t>(d.ids.size());
-    longest = std::max(longest, static_cast<std::int64_t>(d.ids.size()));
-  }
-  const std::int64_t total = n_tokens * static_cast<std::int64_t>(runs.size()) * (model.n_layers() + 1);
-  const auto advance = [&](std::size_t tokens) {
-    done += static_cast<std::int64_t>(tokens);
-    if (progress) progress({done, total});
-  };
-  DocumentStates states(documents, static_cast<std::int64_t>(runs.size()), model.identity().hidden_size, model::tensor_options(model.device(), model.dtype()),
-                        options.hidden_memory_bytes);
-  std::vector<std::unique_ptr<PackedCache>> packed;
-  for (const Contender* run : runs)
-    packed.push_back(options.packed && run != nullptr ? std::make_unique<PackedCache>(model.identity(), *run, longest, pool) : nullptr);
-
-  const auto embedding = model.load_embedding();
-  for (std::int64_t l = 0; l < model.n_layers(); ++l) {
-    const auto layer = static_cast<std::size_t>(l);
-    const auto block = model.load_block(l);
-    for (std::size_t d = 0; d < documents.size(); ++d) {
-      const at::Tensor embedded = l == 0 ? embedding->lookup(documents[d].ids) : at::Tensor{};
-      for (std::size_t r = 0; r < runs.size(); ++r) {
-        const auto slot = static_cast<std::int64_t>(r);
-        const at::Tensor x = l == 0 ? embedded : states.get(slot, d);
-        states.put(slot, d,
-                   packed[r] ? run_block_packed(*block, x, layer, *packed[r])
-                             : run_block(*block, x, runs[r] ? &runs[r]->layers[layer] : nullptr, options.query_tile, pool));
-        advance(documents[d].ids.size());
-      }
-    }
-  }
+  std::vector<WalkRun> walk_runs;
+  for (const Contender* run : runs) walk_runs.push_back({run, options.query_tile, options.packed && run != nullptr});
+  JointWalk walk(model, documents, std::move(walk_runs), options.hidden_memory_bytes, pool, progress);
+  walk.through_blocks();
   const auto head = model.load_head();
   std::vector<std::vector<std::int64_t>> hits(runs.size(), std::vector<std::int64_t>(cases.size(), 0));
   for (std::size_t r = 0; r < runs.size(); ++r)
     for (std::size_t d = 0; d < cases.size(); ++d) {
-      const at::Tensor x = states.get(static_cast<std::int64_t>(r), d);
+      const at::Tensor x = walk.states(r, d);
       for (const RetrievalAnswer& a : cases[d].answers) {
         const auto chosen = greedy_choices(*head, x.slice(0, a.first - 1, a.end - 1), runs[r] ? runs[r]->header.name : "reference");
         hits[r][d] += std::equal(chosen.begin(), chosen.end(), documents[d].ids.begin() + a.first) ? 1 : 0;
       }
-      advance(documents[d].ids.size());
+      walk.advance(static_cast<std::int64_t>(documents[d].ids.size()));
     }
   return hits;
 }

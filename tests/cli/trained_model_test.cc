@@ -235,8 +235,10 @@ TEST(TrainedModel, HeadsInAnotherOrderGiveTheSameUnits) {
     for (std::size_t i = 0; i < table.mean.size(); ++i) {
       if (std::isnan(table.mean[i])) continue;
       // A value next to a boundary takes the other code: a few in a thousand, each a step of its channel.
-      // Sums over heads in another order round differently, and a label draw on the edge between two words then takes the other one.
-      EXPECT_NEAR(y.scores.at(metric).mean[i], table.mean[i], 0.1 * table.mean[i]) << metric << " " << i;
+      // The Fisher score also draws labels: other rounding of the logits moves a draw on the edge between two words to the other one, which
+      // alone changes a score of two short documents by a few percent (as it does on a CPU of another kind).
+      const double bound = metric == "fisher_vec" ? 0.1 : 0.01;
+      EXPECT_NEAR(y.scores.at(metric).mean[i], table.mean[i], bound * table.mean[i]) << metric << " " << i;
     }
 }
 

@@ -62,13 +62,14 @@ std::vector<sens::EvalDamage> JointVerifier::judge(const std::vector<std::vector
 }
 
 std::vector<sens::EvalContender> JointVerifier::measure(const std::vector<sens::Contender>& contenders, const std::string& phase) {
-  return measure(contenders, phase, log_);
+  return measure(contenders, phase, settings_);
 }
 
-std::vector<sens::EvalContender> JointVerifier::measure(const std::vector<sens::Contender>& contenders, const std::string& phase, const LogSink& log) {
+std::vector<sens::EvalContender> JointVerifier::measure(const std::vector<sens::Contender>& contenders, const std::string& phase,
+                                                         const sens::EvaluateOptions& settings) {
   PhaseProgress phases(progress_, call_, in_.corpus.identity.n_tokens * static_cast<std::int64_t>(contenders.size() + 3));
   sens::EvalResult result;
-  sens::evaluate(*in_.model, in_.corpus.documents, contenders, settings_, pool_, &result, log,
+  sens::evaluate(*in_.model, in_.corpus.documents, contenders, settings, pool_, &result, log_,
                  [&](const sens::EvaluateProgress& p) { phases.update(phase, p.done, p.total); });
   progress_.clear();
   return std::move(result.contenders);
@@ -77,13 +78,10 @@ std::vector<sens::EvalContender> JointVerifier::measure(const std::vector<sens::
 std::vector<plan::Measured> JointVerifier::measure(const std::vector<std::vector<plan::LayerOption>>& choices, const std::string& phase) {
   std::vector<sens::Contender> contenders;
   for (std::size_t i = 0; i < choices.size(); ++i) contenders.push_back(contender_of(candidates_, choices[i], fmt::format("combination {}", i), in_.corpus));
-  // What becomes of one of them by position or in its entropy is no news: many are far from any plan.
-  LogSink log = log_;
-  log.warning = [this](const std::string& text) {
-    if (!text.starts_with("combination ")) log_.warning(text);
-  };
+  sens::EvaluateOptions settings = settings_;
+  settings.contender_warnings = false;  // many combinations are far from any plan
   std::vector<plan::Measured> out;
-  for (const sens::EvalContender& c : measure(contenders, phase, log)) out.push_back(measured(c));
+  for (const sens::EvalContender& c : measure(contenders, phase, settings)) out.push_back(measured(c));
   return out;
 }
 

@@ -41,7 +41,8 @@ class JointVerifier {
   plan::Measured measured(const sens::EvalContender& result) const;
 
  private:
-  std::vector<sens::EvalContender> measure(const std::vector<sens::Contender>& contenders, const std::string& phase, const LogSink& log);
+  std::vector<sens::EvalContender> measure(const std::vector<sens::Contender>& contenders, const std::string& phase,
+                                           const sens::EvaluateOptions& settings);
 
   const Inputs& in_;
   const plan::Candidates& candidates_;
