@@ -1,5 +1,7 @@
 #include "libcalib/io/atomic_file.h"
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -28,6 +30,16 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
+/// Temporary names of the files that are open; a file beyond their number is not removed by a signal.
+std::array<std::atomic<const char*>, 16> g_open = {};
+
+void replace_open(const char* from, const char* to) {
+  for (std::atomic<const char*>& entry : g_open) {
+    const char* expected = from;
+    if (entry.compare_exchange_strong(expected, to)) return;
+  }
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
@@ -53,6 +65,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
     if (why == ENOTDIR) fail(ErrorKind::kNotFound, path, "cannot be written: {} is not a folder", folder);
     fail(ErrorKind::kIo, path, "cannot be written in folder {}: {}", folder, std::strerror(why));
   }
+  replace_open(nullptr, temporary_.c_str());
   if (exists) (void)::fchmod(fd_, old.st_mode & 07777);
 }
 
@@ -60,6 +73,7 @@ AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   ::close(fd_);
   ::unlink(temporary_.c_str());
+  replace_open(temporary_.c_str(), nullptr);
 }
 
 void AtomicFile::write(std::string_view bytes) {
@@ -75,6 +89,7 @@ void AtomicFile::commit() {
   if (::fsync(fd_) != 0) fail(ErrorKind::kIo, path_, "cannot be flushed: {}", std::strerror(errno));
   if (::rename(temporary_.c_str(), target_.c_str()) != 0)
     fail(ErrorKind::kIo, path_, "cannot be put in place: {}", std::strerror(errno));
+  replace_open(temporary_.c_str(), nullptr);
   ::close(fd_);
   fd_ = -1;
   // The rename itself must survive a power cut; file systems that cannot sync a folder have nothing to flush here.
@@ -83,6 +98,11 @@ void AtomicFile::commit() {
     (void)::fsync(folder);
     ::close(folder);
   }
+}
+
+void remove_partial_files() noexcept {
+  for (const std::atomic<const char*>& entry : g_open)
+    if (const char* const path = entry.load()) ::unlink(path);
 }
 
 void write_file(const std::string& path, std::string_view bytes) {

@@ -33,6 +33,10 @@ class AtomicFile {
   int fd_ = -1;
 };
 
+/// Removes the temporary file of every AtomicFile that is open: for handlers of signals that end the process without destructors.
+/// Async-signal-safe; the AtomicFiles cannot be used any more.
+void remove_partial_files() noexcept;
+
 /// Whole file in one call.
 void write_file(const std::string& path, std::string_view bytes);
 

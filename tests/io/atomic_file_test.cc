@@ -56,6 +56,27 @@ TEST(AtomicFile, AbandonedWritingLeavesTheOldFile) {
   EXPECT_EQ(fs::status(path).permissions(), static_cast<fs::perms>(0640));
 }
 
+TEST(AtomicFile, ASignalThatEndsTheProcessLeavesNoPartialFile) {
+  const TempFolder folder;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    AtomicFile kept(folder.file("kept"));
+    kept.write("whole");
+    AtomicFile* const lost = new AtomicFile(folder.file("lost"));
+    lost->write("half");
+    kept.commit();
+    AtomicFile* const other = new AtomicFile(folder.file("other"));
+    other->write("half");
+    remove_partial_files();
+    ::_exit(0);
+  }
+  int status = 1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  EXPECT_EQ(test::read_file(folder.file("kept")), "whole");
+  EXPECT_EQ(n_files(folder), 1u);
+}
+
 TEST(AtomicFile, FollowsASymbolicLink) {
   const TempFolder folder;
   fs::create_directory(folder.file("real"));

@@ -17,6 +17,7 @@
 
 #include "libcalib/base/error.h"
 #include "libcalib/base/utf8.h"
+#include "libcalib/io/atomic_file.h"
 #include "tools/common/option_values.h"
 
 #ifndef KVCALIB_VERSION
@@ -34,8 +35,23 @@ volatile sig_atomic_t g_signal = 0;
 
 /// The first signal asks; a second one ends the process at once, so that a hung run can be left.
 extern "C" void on_signal(int signal) {
-  if (g_signal != 0) ::_exit(128 + signal);
+  if (g_signal != 0) {
+    io::remove_partial_files();
+    ::_exit(128 + signal);
+  }
   g_signal = signal;
+}
+
+/// Signals that end the process whatever it is doing: a closed pipe, Ctrl-Backslash. The default action follows.
+extern "C" void on_fatal_signal(int signal) {
+  io::remove_partial_files();
+  ::raise(signal);
+}
+
+/// Unless it is ignored, as nohup ignores SIGHUP.
+void handle_unless_ignored(int signal, const struct sigaction& action) {
+  struct sigaction inherited{};
+  if (::sigaction(signal, nullptr, &inherited) == 0 && inherited.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
 }
 
 void install_signal_handlers() {
@@ -44,9 +60,13 @@ void install_signal_handlers() {
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
-  struct sigaction inherited{};
-  ::sigaction(SIGHUP, nullptr, &inherited);
-  if (inherited.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // a closed terminal; nohup ignores it
+  handle_unless_ignored(SIGHUP, action);  // a closed terminal
+  struct sigaction fatal{};
+  fatal.sa_handler = on_fatal_signal;
+  fatal.sa_flags = SA_RESETHAND | SA_NODEFER;
+  sigemptyset(&fatal.sa_mask);
+  handle_unless_ignored(SIGPIPE, fatal);
+  handle_unless_ignored(SIGQUIT, fatal);
 }
 
 /// FILE of `--config FILE` or `--config=FILE` as the user gave it.
